@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 import checked_backend as cb
+from tests.aot.test_backend import train
+from tests.support.dump_tools import Net
 
 AOT_BACKENDS: tuple[Callable[..., Any], ...] = (cb.nop, cb.debug_interpreter, cb.graph_dumper)
 
@@ -24,17 +26,6 @@ def network() -> tuple[nn.Module, torch.Tensor]:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(8 * 16, 4)
     )
     return layers, torch.randn(4, 3, 6, 6)
-
-
-def train(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-    torch.manual_seed(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        out = call(x)
-        out.softmax(-1).square().sum().backward()
-        optimizer.step()
-    return [out.detach(), *model.state_dict().values(), torch.get_rng_state()]
 
 
 def module_files(root: Path) -> list[str]:
@@ -98,14 +89,6 @@ def test_misuse_is_not_swallowed_when_dynamo_suppresses_errors() -> None:
 
 
 def test_graph_dumper_writes_each_graph_once_and_numbers_regions(tmp_path: Path) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).relu()
-
     def run() -> None:
         torch._dynamo.reset()
         compiled = torch.compile(Net(), backend=cb.graph_dumper, options={"dump": str(tmp_path)})

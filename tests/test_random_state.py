@@ -147,7 +147,9 @@ def test_an_operator_that_draws_on_the_host_draws_the_same_on_both_sides() -> No
         np.random.seed(3)
         torch._dynamo.reset()
         compiled = torch.compile(host_noise, backend=backend, options=options)
-        results.append([compiled(x) for _ in range(3)])
+        with cb.collect() as session:
+            results.append([compiled(x) for _ in range(3)])
         left.append((random.random(), float(np.random.rand())))
+    assert session.report.verdict is cb.Verdict.PASS, str(session.report)
     assert left[0] == left[1]
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -237,11 +237,6 @@ def test_inductor_keeps_the_strides_that_the_user_sees() -> None:
         assert run(x).stride() == aot_module(conv, aot.nop)(x).stride()
 
 
-def test_names_are_sorted() -> None:
-    assert aot.__all__ == sorted(aot.__all__)
-    assert {"checked", "draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"} <= set(aot.__all__)
-
-
 def test_writes_to_inputs_are_counted_by_the_caller_of_a_graph() -> None:
     def doubles(x: torch.Tensor) -> torch.Tensor:
         x.mul_(2)

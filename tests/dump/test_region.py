@@ -299,14 +299,6 @@ def test_dump_graph_is_a_compiler(entry: Callable[..., Any], tmp_path: Path) -> 
     assert any(same_leaf(expected, leaf) for leaf in run(backward))
 
 
-def test_the_other_compilers_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    printing, drawing = cb.aot_compilers.print_graph, cb.aot_compilers.draw_graph(tmp_path / "drawn")
-    for compiler in (printing, drawing):
-        aot_function(lambda x: x.sin(), fw_compiler=compiler)(torch.ones(2))
-    assert "torch.ops.aten.sin.default" in capsys.readouterr().out
-    assert "aten.sin.default" in (tmp_path / "drawn/graph.dot").read_text()
-
-
 @pytest.mark.process
 def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Path) -> None:
     step("graph_dumper", dump=str(tmp_path), dump_values=True)

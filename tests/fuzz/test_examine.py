@@ -53,13 +53,6 @@ def test_each_planted_fault_is_found_within_200_programs(name: str) -> None:
     pytest.fail(f"{name} was not found")
 
 
-def test_one_wrong_operator_of_aot_graphs_is_found() -> None:
-    compiler = faults.wrong_operator("aten.relu.default", how="aot")
-    choices = Choices(ops=("relu",), training=False, dynamic=False, longest=3)
-    programs = (make_program(0, number, choices) for number in range(200))
-    assert any(check_program(program, compiler).kind for program in programs)
-
-
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_right_compiler_passes_what_shares_a_compile(compiler: str) -> None:
     found = together([ADD, NEG], compiler)

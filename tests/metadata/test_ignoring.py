@@ -99,10 +99,19 @@ def test_a_graph_inside_is_not_reported_for_what_it_is_given(library: Any, name:
     assert any("sin" in str(f.node) and "of " in f.subject for f in findings)
 
 
-@pytest.mark.parametrize(("key", "said"), [("checks", "nothing is compared"), ("graphs", "no graph is checked")])
-@pytest.mark.parametrize("empty", [(), ","])
-def test_no_checks_and_no_graphs_are_refused(key: str, said: str, empty: Any) -> None:
-    compiled = torch.compile(lambda x: x + 1, backend=cb.debug_interpreter, options={key: empty})
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("checks", (), "nothing is compared"),
+        ("checks", ",", "nothing is compared"),
+        ("checks", "strides", "'stride'"),
+        ("graphs", (), "no graph is checked"),
+        ("graphs", ",", "no graph is checked"),
+        ("graphs", "joint", "'forward'"),
+    ],
+)
+def test_no_and_unknown_checks_and_graphs_are_refused(key: str, value: Any, said: str) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=cb.debug_interpreter, options={key: value})
     with pytest.raises(cb.OptionError, match=f"option '{key}' got .*{said}"):
         compiled(torch.ones(2))
 

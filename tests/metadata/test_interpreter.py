@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from tests.support.lying_operators import NAME, define, transposed
+from tests.support.lying_operators import define, transposed
 
 
 def collected(gm: fx.GraphModule, *args: Any) -> list[cb.Finding]:
@@ -22,42 +22,10 @@ def collected(gm: fx.GraphModule, *args: Any) -> list[cb.Finding]:
     return found
 
 
-def tampered(name: str, **change: Any) -> fx.GraphModule:
-    """`x.t().relu().sum(0)` on (3, 4), with the recorded value of one node replaced."""
-    gm = make_fx(lambda x: x.t().relu().sum(0), tracing_mode="fake")(torch.randn(3, 4))
-    with FakeTensorMode():
-        node = next(node for node in gm.graph.nodes if node.name == name)
-        old = node.meta["val"]
-        shape, stride = change.get("shape", old.shape), change.get("stride", old.stride())
-        node.meta["val"] = torch.empty_strided(tuple(shape), stride, dtype=change.get("dtype", old.dtype))
-    return gm
-
-
 @pytest.fixture
 def liar(library: Any) -> Any:
     """A custom operator whose fake implementation claims a contiguous result; the real one is transposed."""
     return define(library, "liar(Tensor x) -> Tensor", transposed, torch.empty_like)
-
-
-def test_right_metadata_gives_no_finding() -> None:
-    gm = make_fx(lambda x: x.t().relu().sum(0), tracing_mode="fake")(torch.randn(3, 4))
-    assert collected(gm, torch.randn(3, 4)) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "detail", "expected", "actual"),
-    [
-        ({"dtype": torch.float64}, "structure.dtype", "torch.float64", "torch.float32"),
-        ({"shape": (4, 2)}, "structure.shape", "(4, 2)", "(4, 3)"),
-        ({"shape": (4, 3, 1), "stride": (3, 1, 1)}, "structure.shape", "(4, 3, 1)", "(4, 3)"),
-        ({"stride": (3, 1)}, "structure.stride", "(3, 1)", "(1, 4)"),
-    ],
-)
-def test_each_mismatch_is_found_on_its_node(change: dict[str, Any], detail: str, expected: str, actual: str) -> None:
-    (finding,) = collected(tampered("relu", **change), torch.randn(3, 4))
-    assert (finding.kind, finding.detail) == (cb.Kind.STRUCTURE, detail)
-    assert (finding.expected, finding.actual) == (expected, actual)
-    assert (finding.node, finding.op, finding.subject) == ("relu", "aten.relu.default", "node[relu]")
 
 
 def test_strides_of_size_one_and_of_empty_tensors_are_not_significant() -> None:
@@ -103,34 +71,11 @@ def test_the_mismatch_is_told_when_an_operator_after_it_fails() -> None:
         MetadataInterpreter(gm, "forward", stop)([torch.ones(2, 3)])
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_the_users_line_is_named(liar: Callable[..., Any], dynamic: bool) -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return liar(x * 2).sin()
-
-    compiled = torch.compile(model, backend=cb.debug_interpreter, dynamic=dynamic)
-    with pytest.raises(cb.MetadataError) as caught:
-        compiled(torch.randn(3, 4))
-    finding = caught.value.finding
-    assert (finding.op, finding.detail) == (f"{NAME}.liar.default", "structure.stride")
-    assert finding.graph == "inference"
-    assert "test_interpreter.py:" in finding.source
-    assert finding.source.endswith("in model: return liar(x * 2).sin()")
-    assert finding.source in str(caught.value)
-    assert "register_fake" in str(caught.value)
-
-
-def test_warn_and_ignore(liar: Callable[..., Any]) -> None:
+def test_warn(liar: Callable[..., Any]) -> None:
     x = torch.randn(3, 4)
-
-    def compiled(**options: Any) -> torch.Tensor:
-        torch._dynamo.reset()
-        return torch.compile(lambda t: liar(t), backend=cb.debug_interpreter, options=options)(x)
-
+    compiled = torch.compile(lambda t: liar(t), backend=cb.debug_interpreter, options={"on_divergence": "warn"})
     with pytest.warns(UserWarning, match=r"stride \(4, 1\), ran with \(1, 3\)"):
-        assert torch.equal(compiled(on_divergence="warn"), x)
-    for ignored in ("structure", "structure.stride", "node[liar]"):
-        assert torch.equal(compiled(ignore=(ignored,)), x)
+        assert torch.equal(compiled(x), x)
 
 
 def test_dynamic_shapes_bind_symbols_at_every_call() -> None:

@@ -139,15 +139,6 @@ def test_what_goes_to_the_backward_graph_is_depended_on(library: Any) -> None:
         interpreted(lambda x: (operator(x.detach()) * x).sum())(x().requires_grad_())
 
 
-@pytest.mark.parametrize(("kernel", "detail"), [(lambda x: x.double(), "dtype"), (lambda x: x[:-1].clone(), "shape")])
-def test_dtypes_and_shapes_are_no_matter_of_layout(library: Any, kernel: Program, detail: str) -> None:
-    operator = liar(library, kernel)
-    with pytest.raises(cb.MetadataError) as caught:
-        interpreted(lambda x: operator(x * 2).sum())(x())
-    assert caught.value.finding.detail == f"structure.{detail}"
-    assert not caught.value.finding.is_layout
-
-
 def test_what_was_warned_of_is_no_part_of_a_later_error(library: Any) -> None:
     operator = liar(library, transposed)
     wrong = define(library, "wrong(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)

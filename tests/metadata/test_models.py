@@ -12,7 +12,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.support.lying_operators import local
-from tests.support.models import of_transformers, padding
+from tests.support.models import Residual, of_transformers, padding
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 
 Inputs = dict[str, torch.Tensor]
@@ -76,18 +76,6 @@ BART = {
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 64,
 }
-
-
-class Residual(nn.Module):
-    """Two convolutions with batch normalisation around a skip connection."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
-        self.na, self.nb = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + self.nb(self.b(self.na(self.a(x)).relu_()))).relu()
 
 
 class Dense(nn.Module):
@@ -192,9 +180,9 @@ MODELS: dict[str, Callable[[], Program]] = {
         "Segformer", num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16],
         num_attention_heads=[1, 2], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
     ),
-    "resnet": network(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8), Residual(8))),
+    "resnet": network(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8, 8, 1), Residual(8, 8, 1))),
     "resnet_channels_last": network(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8)).to(memory_format=torch.channels_last),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8, 8, 1)).to(memory_format=torch.channels_last),
         partial(pictures, layout=torch.channels_last),
     ),
     "densenet": network(Dense),

@@ -39,13 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(x).tanh()) * 2
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def training(compiled: Callable[..., Any], clock: Clock, calls: int, seconds: float = 10.0) -> Callable[[], None]:
@@ -58,7 +53,7 @@ def training(compiled: Callable[..., Any], clock: Clock, calls: int, seconds: fl
 
 
 def test_a_check_waits_until_it_is_earned(clock: Clock) -> None:
-    compiled = checked(Net(), "aot_eager", budget=0.1)
+    compiled = checked(net(), "aot_eager", budget=0.1)
     assert gathered(training(compiled, clock, 12, seconds=0.01)).coverage.regions[0].checked_calls == 0
     report = gathered(training(compiled, clock, 20))
     [region] = report.coverage.regions
@@ -70,7 +65,7 @@ def test_a_check_waits_until_it_is_earned(clock: Clock) -> None:
 
 
 def test_what_is_never_checked_is_no_pass(clock: Clock) -> None:
-    report = gathered(training(checked(Net(), "aot_eager", budget=0.0001), clock, 10))
+    report = gathered(training(checked(net(), "aot_eager", budget=0.0001), clock, 10))
     [skip] = report.coverage.skipped
     assert skip.matters
     assert (skip.subject, skip.region) == ("all calls", report.coverage.regions[0].name)
@@ -80,7 +75,7 @@ def test_what_is_never_checked_is_no_pass(clock: Clock) -> None:
 
 
 def test_the_coverage_says_when_a_region_was_checked_last(clock: Clock) -> None:
-    compiled = checked(Net(), "aot_eager", budget=0.1)
+    compiled = checked(net(), "aot_eager", budget=0.1)
     with cb.collect() as session:
         training(compiled, clock, 30)()
         training(compiled, clock, 60, seconds=0.0)()
@@ -92,7 +87,7 @@ def test_the_coverage_says_when_a_region_was_checked_last(clock: Clock) -> None:
 
 
 def test_every_region_gets_its_turn(clock: Clock) -> None:
-    compiled = [checked(module, "aot_eager", budget=0.3) for module in (Net(), nn.Linear(5, 3), nn.Bilinear(5, 5, 3))]
+    compiled = [checked(module, "aot_eager", budget=0.3) for module in (net(), nn.Linear(5, 3), nn.Bilinear(5, 5, 3))]
     report = gathered(training(lambda x: compiled[0](x) + compiled[1](x) + compiled[2](x, x), clock, 40))
     assert len(report.coverage.regions) == 3
     assert min(region.checked_calls for region in report.coverage.regions) > 1, report.coverage.regions
@@ -100,7 +95,7 @@ def test_every_region_gets_its_turn(clock: Clock) -> None:
 
 
 def test_a_region_that_is_never_checked_is_told_though_others_are(clock: Clock) -> None:
-    often, seldom = (checked(module, "aot_eager", budget=0.1) for module in (Net(), nn.Softmax(1)))
+    often, seldom = (checked(module, "aot_eager", budget=0.1) for module in (net(), nn.Softmax(1)))
 
     def program() -> None:
         training(often, clock, 30)()
@@ -113,13 +108,13 @@ def test_a_region_that_is_never_checked_is_told_though_others_are(clock: Clock) 
 
 
 def test_a_compiler_that_fails_is_told_at_the_first_call(clock: Clock) -> None:
-    report = gathered(training(checked(Net(), raising(RuntimeError("no such kernel")), budget=0.001), clock, 3))
+    report = gathered(training(checked(net(), raising(RuntimeError("no such kernel")), budget=0.001), clock, 3))
     assert [finding.kind for finding in report.findings] == [cb.Kind.CRASH]
 
 
 def test_check_checks_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_BUDGET", "0.0001")
-    assert agreed(cb.check(Net(), (torch.randn(6, 5),), compiler="aot_eager"))
+    assert agreed(cb.check(net(), (torch.randn(6, 5),), compiler="aot_eager"))
 
 
 def slow_compiler(clock: Clock, spoil: Callable[[torch.Tensor], torch.Tensor], compiled: list[torch.dtype]) -> Any:
@@ -193,7 +188,7 @@ def test_a_difference_outside_of_the_noise_waits_for_nothing(clock: Clock) -> No
 
 def test_a_recomputation_that_ends_early_is_no_check(clock: Clock) -> None:
     """A checkpoint ends a recomputation when it has all it needs: the region returns nothing to compare."""
-    compiled = checked(Net(), "aot_eager")
+    compiled = checked(net(), "aot_eager")
     x = torch.randn(6, 5, requires_grad=True)
     report = gathered(lambda: [checkpoint(compiled, x, use_reentrant=False).sum().backward() for _ in range(3)])
     [region] = report.coverage.regions
@@ -205,7 +200,7 @@ def test_a_recomputation_that_ends_early_is_no_check(clock: Clock) -> None:
 def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Clock) -> None:
     """Without one, the next check would compare with noise that no check has established."""
     rechecked: list[bool] = []
-    compiled = checked(Net(), faults.clean(), budget=0.3)
+    compiled = checked(net(), faults.clean(), budget=0.3)
     forward = CallComparison.forward
 
     def short_of_memory(self: CallComparison, call: Any, *rest: Any) -> Any:
@@ -223,7 +218,7 @@ def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Cl
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_gradients_that_nothing_asked_for_are_told_as_such(clock: Clock, grad: bool) -> None:
-    compiled = checked(Net(), "aot_eager", budget=0.1)
+    compiled = checked(net(), "aot_eager", budget=0.1)
 
     def evaluating() -> None:
         for _ in range(20):
@@ -244,6 +239,6 @@ def test_copying_the_gradients_that_arrive_is_paid_for(monkeypatch: pytest.Monke
         return kept(gradient)
 
     monkeypatch.setattr(backward, "_kept", slowly)
-    report = gathered(training(checked(Net(), "aot_eager", budget=0.1), clock, 40))
+    report = gathered(training(checked(net(), "aot_eager", budget=0.1), clock, 40))
     assert backwards(report) > 5
     assert backwards(report) < schedule.budget_of(0.1).spent < 1.2 * 0.1 * clock.now

@@ -71,11 +71,6 @@ def test_values_are_checked_on() -> None:
     assert {finding.subject for finding in caught.value.report.findings if finding.fails} == {"output[1]"}
 
 
-def test_layout_that_is_to_raise_raises() -> None:
-    with pytest.raises(cb.DivergenceError, match="FAIL: values agree; 1 output has other strides than in eager"):
-        checked(two, with_other_strides(), on_divergence="raise", layout="raise")(x())
-
-
 def test_layout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_LAYOUT", "raise")
     with pytest.raises(cb.DivergenceError, match="other strides"):
@@ -89,14 +84,6 @@ def test_layout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(two, backend="numcheck")(x())
 
 
-def test_layout_that_is_ignored_is_in_the_coverage() -> None:
-    compiled = checked(two, with_other_strides(), on_divergence="raise", layout="ignore")
-    report = gathered(lambda: compiled(x()))
-    assert not report.findings
-    assert [finding.detail for finding in report.coverage.ignored] == ["structure.stride"]
-    assert report.verdict is cb.Verdict.PASS
-
-
 def test_a_gradient_that_is_lost_is_more_than_layout() -> None:
     detached = faults.spoiled_output(torch.Tensor.detach)
     with pytest.raises(cb.DivergenceError, match="no gradient flows back through it, and through eager's one does"):
@@ -104,15 +91,6 @@ def test_a_gradient_that_is_lost_is_more_than_layout() -> None:
     requiring = faults.spoiled_output(lambda result: result.requires_grad_())
     with pytest.warns(DivergenceWarning, match="1 output differs from eager in requires_grad"):
         checked(two, requiring, on_divergence="raise")(x())
-
-
-def test_what_is_compiled_anew_is_warned_of_once_in_a_session() -> None:
-    compiled = checked(two, with_other_strides(), dynamic=False, on_divergence="raise")
-    with cb.collect() as session:
-        texts = warned(lambda: [compiled(torch.randn(4, size)) for size in (3, 5)])
-    assert len(texts) == 1
-    assert len(session.report.findings) == 2
-    assert str(session.report).startswith("PASS: values agree; 2 outputs have other strides than in eager (")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it

@@ -14,6 +14,7 @@ import checked_backend as cb
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.returned_tensors import ReturnedTensors
 from tests.support import faults
+from tests.support.check_tools import differentiated
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -80,21 +81,12 @@ def test_memory_of_gradients_that_nobody_holds_may_be_used_again() -> None:
 
 
 CONSTANT = torch.ones(3, 4)
-
-
-class _Constant(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return CONSTANT
+with_a_constant_gradient = differentiated(torch.clone, lambda _gradient: CONSTANT)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-@pytest.mark.parametrize("function", [torch.sin, lambda x: x * 1 + 0, lambda x: _Constant.apply(x) * 2])
+@pytest.mark.parametrize("function", [torch.sin, lambda x: x * 1 + 0, lambda x: with_a_constant_gradient(x) * 2])
 @pytest.mark.parametrize("program", [kept, accumulated, trained, with_one_incoming])
 def test_clean_programs_agree(program: Callable[..., None], function: Callable[..., Any], compiler: str) -> None:
     assert agreed(gathered(lambda: program(checked(function, compiler))))

@@ -20,20 +20,14 @@ from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered, same_bits, training_state
 
 
-class Net(nn.Module):
-    """A convolutional net with running statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.GELU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(6 * 36, 4)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
+def convolutional() -> nn.Module:
+    """A net with running statistics and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.GELU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(6 * 36, 4)
+    )
 
 
-WRONG = faults.scaled_gradient("layers.0.weight", "aot", factor=3.0)
+WRONG = faults.scaled_gradient("0.weight", "aot", factor=3.0)
 
 
 def trained(
@@ -66,7 +60,7 @@ def trained(
 def test_training_is_bit_identical_to_the_unchecked_run(
     options: dict[str, Any], optimizer: type[torch.optim.Optimizer]
 ) -> None:
-    model = Net()
+    model = convolutional()
     twin = copy.deepcopy(model)
     own = {"options": {"fallback_random": True}} if options["compiler"] == "inductor" else {}
     unchecked = trained(model, torch.compile(model, backend=options["compiler"], **own), optimizer)
@@ -126,9 +120,9 @@ PLANTED = {
     "nothing wrong": "aot_eager",
     "value": faults.one_element(0),
     "value, compiled": faults.one_element(0, "aot"),
-    "mutation": faults.wrong_mutation("layers.1.running_mean"),
-    "gradient": faults.scaled_gradient("layers.0.weight", "aot"),
-    "gradient, in torch's own nodes": faults.scaled_gradient("layers.0.weight"),
+    "mutation": faults.wrong_mutation("1.running_mean"),
+    "gradient": faults.scaled_gradient("0.weight", "aot"),
+    "gradient, in torch's own nodes": faults.scaled_gradient("0.weight"),
     "crash": faults.crash_when_running(),
     "crash when compiling": faults.crash_when_compiling("aot"),
     "outputs": faults.missing_output(),
@@ -148,7 +142,7 @@ def test_state_around_is_as_before(name: str, on_divergence: str) -> None:
             return True
         return False
 
-    model = Net()
+    model = convolutional()
     x = torch.randn(4, 3, 8, 8)
     with unusual():
         compiled = checked(model, PLANTED[name], on_divergence=on_divergence)
@@ -163,7 +157,7 @@ def test_state_around_is_as_before(name: str, on_divergence: str) -> None:
 
 
 def test_random_state_after_an_error_in_forward_is_what_the_candidate_left() -> None:
-    model = Net()
+    model = convolutional()
     compiled = checked(model, faults.one_element(0), on_divergence="raise")
     x = torch.randn(4, 3, 8, 8)
     states = []

@@ -51,11 +51,14 @@ def test_layout_that_matters_is_no_warning(options: Any) -> None:
     assert new.fails
 
 
-@pytest.mark.parametrize("asked", [{"ignore": ("output[0]",)}, {"ignore": ("logic",)}])
-def test_what_the_user_ignores_is_in_the_coverage_alone(options: Any, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "finding"),
+    [({"ignore": ("output[0]",)}, WRONG), ({"ignore": ("logic",)}, WRONG), ({"layout": "ignore"}, STRIDES)],
+)
+def test_what_the_user_ignores_is_in_the_coverage_alone(options: Any, asked: dict[str, Any], finding: Finding) -> None:
     with collect() as session:
-        assert not Told(REGION, options(**asked)).report([WRONG])
-    assert session.ledger.coverage().ignored == (WRONG,)
+        assert not Told(REGION, options(**asked)).report([finding])
+    assert [ignored.detail for ignored in session.ledger.coverage().ignored] == [finding.detail]
     assert not session.ledger.findings()
 
 

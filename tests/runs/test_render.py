@@ -82,15 +82,8 @@ def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summ
     assert f"script-src 'sha256-{digest}'" in page
     assert "alert(1)</script>" not in page
     assert "&lt;/script&gt;" in page
-    assert "\x1b" not in page
-
-
-def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, Comparison]) -> None:
-    page = render_html(*pair)
-    assert page.count("<tr data-status=") == 5
-    assert len(re.findall(r'<section class="model" id="model-\d">', page)) == 5
-    assert "wrong by &lt;b&gt;much&lt;/b&gt;" in page  # the finding, from the check's report
     assert 'class="noise"' in page
+    assert "\x1b" not in page
 
 
 def test_a_report_that_cannot_be_read_costs_nothing_else(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def gpt2_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2
     return Case(model, {"input_ids": words, "labels": words}, lambda returned: returned.loss)
 
 
-class _Block(nn.Module):
+class Residual(nn.Module):
     """A residual block: two convolutions with BatchNorm, and a way around them."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
@@ -129,8 +129,8 @@ class _ResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = _Block(width, width, 1)
-        self.layer2 = _Block(width, 2 * width, 2)
+        self.layer1 = Residual(width, width, 1)
+        self.layer2 = Residual(width, 2 * width, 2)
         self.fc = nn.Linear(2 * width, classes)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

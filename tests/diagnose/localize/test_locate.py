@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from checked_backend.diagnose.localize.called import aten_name
 from checked_backend.diagnose.localize.locate import Location
+from tests.ledger.sources.localized import Net
 from tests.support import faults
 from tests.support.locate_tools import calls, inference, located, operator_of, oracle, training
 
@@ -19,21 +20,6 @@ from tests.support.locate_tools import calls, inference, located, operator_of, o
 def line_of(location: Location) -> str:
     trace = location.node.meta.get("stack_trace") or ""
     return [line.strip() for line in trace.splitlines() if line.strip() and "^^" not in line][-1]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.norm = nn.LayerNorm(8)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        hidden = self.norm(hidden)
-        hidden = hidden - hidden.mean(dim=1, keepdim=True)
-        hidden = F.gelu(hidden)
-        return self.last(hidden)
 
 
 @pytest.mark.process
@@ -44,7 +30,7 @@ class Net(nn.Module):
         (training, "aten.addmm.default", "hidden = torch.tanh(self.first(x))"),
         (inference, "aten.native_layer_norm.default", "hidden = self.norm(hidden)"),
         (training, "aten.native_layer_norm.default", "hidden = self.norm(hidden)"),
-        (inference, "aten.mean.dim", "hidden = hidden - hidden.mean(dim=1, keepdim=True)"),
+        (inference, "aten.mean.dim", "hidden = F.relu(hidden - hidden.mean(dim=1, keepdim=True))"),
         (training, "aten.gelu.default", "hidden = F.gelu(hidden)"),
     ],
 )
@@ -139,9 +125,9 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     assert calls(location.cut.case) == ["aten.gelu.default"]
     told = [one.notes[-1] for one in known if one.node is None and one.notes]  # by a search that ends there
     assert told[0] == "it ended in bisecting the inference graph"
-    assert "is wrong up to addmm_1 (aten.addmm.default, tests/diagnose/localize/test_locate.py:" in told[1]
+    assert "is wrong up to addmm_1 (aten.addmm.default, tests/ledger/sources/localized.py:" in told[1]
     assert ": return self.last(hidden), last)" in told[1]
-    assert ", and right up to sub (" in told[-1]
+    assert ", and right up to relu (" in told[-1]
     assert "bisection" in location.notes[0]
     assert "far too slightly" in location.notes[1]
 

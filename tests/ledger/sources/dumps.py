@@ -18,7 +18,7 @@ from checked_backend.dump import render_dump
 from tests.dump.test_hostile import FILES, INPUT_EDITS
 from tests.dump.test_hostile_replay import REFUSED
 from tests.ledger.answer import Answer, Answers, Case, of_error, of_report
-from tests.support.dump_tools import dumps, edit
+from tests.support.dump_tools import Net, dumps, edit
 from tests.support.faults import interpreted
 from tests.support.hostile_edits import GRAPH_EDITS
 from tests.support.hostile_tools import call, dumped_relu, forged, node
@@ -34,17 +34,6 @@ def cases() -> Iterator[Case]:
     yield Case("dumps/damaged", _damaged, quick=True)
     yield Case("dumps/forged", _forged)
     yield Case("dumps/replayed", _honest)
-
-
-class Net(torch.nn.Module):
-    """A constant, and a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu() + torch.tensor([1.0, 2.0])
 
 
 def _dumped(folder: str = "original") -> dict[str, Path]:
