@@ -196,11 +196,12 @@ class CodeSearch:
 
     def _function(self, function: FunctionType) -> None:
         home, code, namespace = function.__qualname__, function.__code__, function.__globals__
-        library = is_library(namespace.get("__name__"))
+        library, is_ours = is_library(namespace.get("__name__")), _root(namespace.get("__name__")) == "checked_backend"
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             variable = Variable(cell, name, home)
             content = variable.get()
-            if not library or callable(content) or has_tensors(content):  # a wrapper calls it, or hands it on
+            # a wrapper calls it, or hands it on; what one of this package's holds besides is not the program's
+            if not library or callable(content) or (has_tensors(content) and not is_ours):
                 self._found(variable)
         if library:
             return
@@ -273,7 +274,11 @@ def _codes_of(code: CodeType) -> Iterator[CodeType]:
 
 def is_library(module: object) -> bool:
     """Whether a module, by its name, is of Python, torch or this package."""
-    return str(module).partition(".")[0] in _LIBRARIES
+    return _root(module) in _LIBRARIES
+
+
+def _root(module: object) -> str:
+    return str(module).partition(".")[0]
 
 
 def is_installed(module: str) -> bool:

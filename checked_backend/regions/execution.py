@@ -280,7 +280,7 @@ class Call:
 def _in_views(arguments: Sequence[Any], leaves: Sequence[torch.Tensor]) -> list[Any]:
     """Arguments with views in place of leaves: a view keeps the values of a leaf that loses them."""
     with torch.enable_grad():
-        views = {id(leaf): leaf.view_as(leaf) for leaf in leaves}
+        views = {id(leaf): torch.ops.aten.alias.default(leaf) for leaf in leaves}
     return [views.get(id(value), value) for value in arguments]
 
 

@@ -29,6 +29,7 @@ def located(
     function: Callable[..., Any],
     compiler: Any,
     known: Callable[[Location], None] = lambda _location: None,
+    tries: Callable[[GraphCase], Sequence[Finding]] = oracle,
     **more: Any,
 ) -> Location:
     """Run a program with a compiler that is wrong, and locate the first failure."""
@@ -36,7 +37,7 @@ def located(
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         before = torch.get_rng_state(), torch.is_grad_enabled()
-        found.append(locate(failure, findings, oracle, known=known, **more))
+        found.append(locate(failure, findings, tries, known=known, **more))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.is_grad_enabled() == before[1]
         return findings
