@@ -52,7 +52,7 @@ def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[Pr
     arguments, leaves = call.fresh()
     before = ProcessState.capture()
     try:
-        with call.warnings(), call.ambient.entered():  # it is in a block of autocast itself
+        with call.quiet(), call.ambient.entered():  # it is in a block of autocast itself
             start = ProcessState.capture()
             try:
                 with profiled("checked_backend::reference"):
@@ -111,7 +111,7 @@ def eager_gradients(
             return dict(call.run(reference, cotangents=passed.cotangents, paired=True).gradients)
         if not passed.keeps_graph:
             call.graph = None  # its activations are freed as the backward pass goes
-        with call.warnings(), torch.no_grad(), call.exchanges.paired(backward=True):
+        with call.quiet(), torch.no_grad(), call.exchanges.paired(backward=True):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
     return memory.twice(run, "eager's backward pass")

@@ -199,8 +199,8 @@ class Call:
     ignores_warnings: bool = False
 
     @contextmanager
-    def warnings(self) -> Iterator[None]:
-        """A block in which eager runs: what is done with its warnings."""
+    def quiet(self) -> Iterator[None]:
+        """A block in which warnings are ignored, if those of eager are."""
         with warnings.catch_warnings() if self.ignores_warnings else nullcontext():
             if self.ignores_warnings:
                 warnings.simplefilter("ignore")
@@ -221,7 +221,7 @@ class Call:
         """Leave the random state as it was after a block."""
         before = self.rng.now()
         try:
-            with self.warnings():
+            with self.quiet():
                 yield
         finally:
             before.restore()
