@@ -34,8 +34,8 @@ def operators_in(gm: fx.GraphModule) -> Counter[Site]:
 def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site], settings: CheckSettings) -> Iterator[Skip]:
     """Skips for the calls in Dynamo's graph that are missing from AOT autograd's.
 
-    One matters unless by its schema the operator returns tensors and nothing else: then it may be left out, if its
-    schema is right.
+    Each matters, for an operator may write what its schema does not declare; not so in a transform, whose rule may
+    rightly have replaced it.
 
     Args:
         compiled: The result of `operators_in` for AOT autograd's joint graph, or for its inference graph.
@@ -58,17 +58,17 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site], settings: Che
         if settings.ignores(operator):
             continue
         schema = operator._schema
-        why, matters = "nothing takes its results", any(str(one.type) != "Tensor" for one in schema.returns)
+        why = "nothing takes its results"
         if inside:
-            why, matters = "it lies in a graph that a higher-order operator runs", True
-        elif transformed:  # its rule may rightly have replaced the operator
-            why, matters = "it lies in a transform of torch.func", False
+            why = "it lies in a graph that a higher-order operator runs"
+        elif transformed:
+            why = "it lies in a transform of torch.func"
         elif not schema.returns and not schema.is_mutable:
             advice = "declare what it writes to, or its effect, or compiled code leaves it out"
-            why, matters = f"by its schema it does nothing: {advice}", True
+            why = f"by its schema it does nothing: {advice}"
         line = f" at {site[1]}" if site[1] else ""
         reason = f"it is in no compiled graph ({why}), so that it was not compared with its schema and its fake kernel"
-        yield Skip(f"the call of {site[0]}{line}", reason, matters=matters)
+        yield Skip(f"the call of {site[0]}{line}", reason, matters=inside or not transformed)
 
 
 def _dead(graph: fx.Graph) -> set[fx.Node]:
