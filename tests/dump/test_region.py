@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeyp
 
 KILLER = """
 import os, sys, pathlib, torch
-from checked_backend.dump import region, tensors
+from checked_backend.dump import encode
 calls, last = 0, int(sys.argv[2])
 def dying(function):
     def call(*args, **kwargs):
@@ -132,7 +132,7 @@ def dying(function):
     return call
 pathlib.Path.write_bytes = dying(pathlib.Path.write_bytes)
 os.rename, os.replace, os.mkdir, os.open = map(dying, (os.rename, os.replace, os.mkdir, os.open))
-tensors._write = dying(tensors._write)
+encode._write = dying(encode._write)
 def program(x, w):
     return (x @ w).relu() * torch.tensor([1.0, 2.0])
 w = torch.ones(3, 2, requires_grad=True)
