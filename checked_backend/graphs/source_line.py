@@ -14,7 +14,7 @@ from torch import fx
 from checked_backend.findings.paths import is_in_library, shown_path
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
-_MODULE = re.compile(r"_modules\['([^']+)'\]")
+_MODULE = re.compile(r"(?:__dict__\['_modules'\]|_modules)\['([^']+)'\]")
 _ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _HERE = str(Path(__file__).parent.parent) + os.sep

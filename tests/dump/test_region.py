@@ -150,9 +150,7 @@ def test_killed_at_any_point_nothing_half_written_is_loadable(tmp_path: Path) ->
         root = tmp_path / str(last)
         done = python("-c", KILLER, root, last, folder=tmp_path)
         assert done.returncode in (0, 9), done.stderr
-        for path in root.rglob("*"):
-            if not path.is_dir() or path.name == ".claims":
-                continue
+        for path in [one for one in root.rglob("*") if one.is_dir() and one.name != ".claims"]:
             try:
                 dump = cb.load_dump(path)
             except cb.DumpError:

@@ -38,7 +38,10 @@ class Block(nn.Module):
         return self.layers[0](x).sin()  # type: ignore[no-any-return]
 
 
-def test_the_module_of_a_node_forward_and_backward() -> None:
+@pytest.mark.parametrize("forwards", [False, True])
+def test_the_module_of_a_node_forward_and_backward(forwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if forwards:  # models of some libraries do: Dynamo asks `__dict__` for their submodules
+        monkeypatch.setattr(Block, "__getattr__", lambda self, name: nn.Module.__getattr__(self, name), raising=False)
     found: list[tuple[str, str | None]] = []
 
     def compiler(gm: fx.GraphModule, _inputs: object) -> object:

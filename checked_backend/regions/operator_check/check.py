@@ -6,6 +6,8 @@ alone. The noise of one operator on its own inputs is a rounding or two.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.caches import compile_cache_folder
 from checked_backend._torch.generated_modules import GeneratedModule
+from checked_backend._torch.graph_code import graph_digest
+from checked_backend._torch.graph_json import NotInJsonError, value_to_json
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of, recorded_value
@@ -25,7 +30,6 @@ from checked_backend.process.memory import whole_memory, with_deep_stack
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Call, Subjects
 from checked_backend.regions.operator_check.findings import findings_of
-from checked_backend.regions.operator_check.front_file import front_file
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
@@ -47,6 +51,9 @@ FRONTS = 2
 One is enough if it has numbers to see everywhere. Where it is right, later runs of the program that get the same from
 torch's caches do not look at it.
 """
+
+FORMAT = 1
+"""Of the files that say that a front is right: raised with what its check looks at."""
 
 SUBJECT = "operators by themselves"
 
@@ -169,7 +176,7 @@ class OperatorCheck:
             try:
                 modules = self._check_kernels(self._kernels, call, decisions)
                 if self._remembers and self._fronts < FRONTS:
-                    self._front_file = front_file(self._graph, self._example_inputs, modules)
+                    self._front_file = _front_file(self._graph, self._example_inputs, modules)
                     with suppress(OSError):
                         if self._front_file is not None and self._front_file.exists():
                             self._fronts = FRONTS
@@ -411,3 +418,29 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 def _names(nodes: Iterable[str]) -> str:
     names = list(dict.fromkeys(nodes))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _front_file(gm: fx.GraphModule, example_inputs: Sequence[Any], modules: Iterable[GeneratedModule]) -> Path | None:
+    """The empty file that exists where a graph was found to be rightly rewritten as those that code was generated from.
+
+    Decompositions and passes take no values, so that the same graphs are as right in the next run. The file's name is a
+    digest of them.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: The values that tracing recorded for its inputs.
+        modules: What was generated for it.
+
+    Returns:
+        Its path; None if torch keeps nothing of the region, or if its graphs cannot be told apart by text.
+    """
+    folder = compile_cache_folder()
+    if folder is None:
+        return None
+    try:
+        graphs = [one.to_json() for one in modules]
+        inputs = [(value_to_json(value), getattr(value, "requires_grad", None)) for value in example_inputs]
+    except NotInJsonError:
+        return None
+    text = json.dumps([FORMAT, torch.__version__, graph_digest(gm), inputs, graphs])
+    return folder / "checked_backend" / f"front-{hashlib.sha256(text.encode()).hexdigest()}"
