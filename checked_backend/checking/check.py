@@ -118,10 +118,10 @@ def check(
     Both run on copies: the module, its parameters and buffers, the arguments, and values that a function has captured
     are not changed. Copies of parameters have their hooks, attributes and gradients; a gradient that the program only
     reads is none of those that are compared. The check compares results in any containers, arguments (numbers, strings
-    and the order of keys in them too), parameters, buffers and captured tensors afterwards, gradients (each output gets
-    its own random one), exceptions, and the random state. Every compiled region is checked as well, with its float64
-    twin, so that a finding says in which region the error arose. A program that draws random numbers is also compiled
-    with Inductor's own random operators, whose results are compared in structure and distribution.
+    and the order of keys in them too), parameters, buffers and what variables of its code hold afterwards, gradients
+    (each output gets its own random one), exceptions, and the random state. Every compiled region is checked as well,
+    with its float64 twin, so that a finding says in which region the error arose. A program that draws random numbers
+    is also compiled with Inductor's own random operators, whose results are compared in structure and distribution.
 
     Args:
         fn_or_module: The program. If ``torch.compile`` returned it, the original is checked.

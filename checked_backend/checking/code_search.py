@@ -39,7 +39,7 @@ _CHANGEABLE = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _WRAPPERS = (MethodType, staticmethod, classmethod, property, functools.cached_property)
 
-_ASSIGNING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
+_ASSIGNING = frozenset(f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("GLOBAL", "DEREF", "ATTR"))
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_MODULES = ("_parameters", "_buffers", "_modules", *_HOOKS)
@@ -102,7 +102,7 @@ class CodeSearch:
 
     Attributes:
         names: Names in the code, and words that may be names for ``getattr``.
-        assigned: Names of globals and of variables of closures that code assigns to.
+        assigned: Names of globals, of variables of closures and of attributes that code assigns to.
         variables: The variables that code names, and attributes of classes, by their owner's identity and name.
         holders: Containers and the attributes of objects, each with a name for people.
     """

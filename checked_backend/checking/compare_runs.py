@@ -36,6 +36,7 @@ _CALLED = {
     SubjectKind.PARAMETER: "parameter",
     SubjectKind.BUFFER: "buffer",
 }
+_LEFT = (SubjectKind.MUTATED, SubjectKind.ATTRIBUTE)
 _PYTHON_VALUES = ("structure.container", "structure.outputs", "structure.value")
 _MEND = "mend that first, or give arguments that the program takes"
 
@@ -80,6 +81,7 @@ def compare_runs(
     runner = partial(ProgramRunner, program)
     found: list[tuple[int, Finding]] = []
     pairs: list[TensorPair] = []
+    numbers: set[str] = set()
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
         ledger.count({PROGRAM_RUNS: 1})
         found += [(index, finding) for finding in _compare_settings(reference, candidate)]
@@ -107,6 +109,8 @@ def compare_runs(
             mine = [pair for pair in mine if not Subject(pair.name).is_gradient]
             ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
+        kept = (name for name, value in reference.subjects.items() if isinstance(value, (int, float)))
+        numbers |= {in_step(index, name) for name in kept if Subject(name).kind in _LEFT}
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
         # an optimizer that asks for its loss until it is content has drawn more often
         if reference.evaluations == candidate.evaluations and _leaves_the_same(reference, candidate) is False:
@@ -122,6 +126,9 @@ def compare_runs(
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in decisions.findings:
         subject = Subject.of(finding.subject)
+        if finding.kind is Kind.NONDETERMINISTIC and finding.subject in numbers:
+            ledger.skip(Skip(subject.text, "eager leaves another number each time, as a clock does"))
+            continue
         seen = here_and_now(devices) if finding.detail == NOT_REPRODUCED.detail else {}
         named = replace(finding, subject=subject.text, evidence={**finding.evidence, **seen})
         found.append((first if subject.step is None else subject.step, named))
@@ -208,12 +215,12 @@ def _memory(outcome: Outcome) -> dict[str, Any]:
 
 
 def _unchanged_values(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> set[str]:
-    """The numbers and strings in arguments that are the same on both sides: there is nothing to compare."""
+    """The numbers and strings that are left the same on both sides: there is nothing to compare."""
     return {
         name
         for name, value in reference.items()
         if name in candidate
-        and Subject(name).kind is SubjectKind.MUTATED
+        and Subject(name).kind in _LEFT
         and not isinstance(value, (torch.Tensor, np.ndarray))
         and (type(value), value) == (type(candidate[name]), candidate[name])
     }

@@ -10,9 +10,9 @@ import copy
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class Copier:
     _with_hooks: set[int] = field(default_factory=set)
     _functions: dict[int, FunctionType] = field(default_factory=dict)
     _searched: int = 0
+    _not_compared: set[int] = field(default_factory=set)
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Copy a module, or what a function is called with and on. What its code names: `find_variables`.
@@ -108,8 +109,9 @@ class Copier:
             copied = self.function(candidate)
         except CheckedBackendError:  # a handle of compiled code: it runs as it is
             copied = candidate
+        known = len(self.variables)
         self.find_variables([copied])
-        self.captured = captured
+        self.captured, self._not_compared = captured, {id(variable) for variable, _ in self.variables[known:]}
         if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
             for path, owner in copied.named_modules():
                 for name, tensor in (*function.named_parameters(), *function.named_buffers()):
@@ -339,8 +341,23 @@ class Copier:
 
     def _capture(self, name: str, home: str, copied: Any) -> None:
         """Note a copy under a name that no other has."""
-        names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
-        self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
+        self.captured[_free_name(name, home, copied, self.captured)] = copied
+
+    def held(self, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What functions hold now, by name: `captured`, and what else a run may have left in a variable.
+
+        Args:
+            own: `originals`, to look at the program's own instead of at the copies.
+        """
+        captured = self.captured if own is None else own
+        known = {id(value) for value in captured.values() if has_tensors(value)}
+        held = dict(captured)
+        for variable, copied in self.variables:
+            value = copied if own is None else variable.get()
+            defaults = isinstance(variable.owner, FunctionType)
+            if id(value) not in known and id(variable) not in self._not_compared and not defaults:
+                held[_free_name(variable.name, variable.home, value, held)] = value
+        return held
 
     def find_variables(self, roots: Sequence[Any] = ()) -> None:
         """Find the `variables` of what a program may call: the copied function or module, and arguments.
@@ -358,11 +375,14 @@ class Copier:
             search = CodeSearch(todo)
             for variable in search.variables.values():
                 value = variable.get()
-                if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search.assigned):
+                if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search):
                     continue
                 defaults = isinstance(variable.owner, FunctionType)
                 try:
-                    copied = self._held(value, variable.name, variable.home, quiet=defaults)
+                    if not _is_state(value) and _is_changed(value, search):
+                        copied = self._object(value)
+                    else:
+                        copied = self._held(value, variable.name, variable.home, quiet=defaults)
                 except CheckedBackendError:
                     if isinstance(variable.owner, CellType) or id(variable.owner) in named:
                         raise
@@ -405,6 +425,11 @@ class Copier:
         return copied
 
 
+def _free_name(name: str, home: str, value: Any, taken: Mapping[str, Any]) -> str:
+    names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(taken) + 3)))
+    return next(each for each in names if each not in taken or (taken[each] is value and has_tensors(value)))
+
+
 def _modules(value: Any) -> list[torch.nn.Module]:
     return [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.nn.Module)]
 
@@ -418,13 +443,23 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, (list, dict, set, bytearray)) or has_tensors(value)
 
 
-def _varies(variable: Variable, value: Any, assigned: Collection[str]) -> bool:
+def _varies(variable: Variable, value: Any, search: CodeSearch) -> bool:
     """Whether a run may change a variable or what it holds, or has a gradient for it."""
     owner = variable.owner
     home = owner.get("__name__") if isinstance(owner, dict) else getattr(owner, "__module__", None)
-    if isinstance(owner, type) or is_library(home) or is_installed(str(home)):
+    if is_library(home) or is_installed(str(home)):
         return has_tensors(value)
-    return variable.name in assigned or _is_state(value)
+    return variable.name in search.assigned or _is_state(value) or _is_changed(value, search)
+
+
+def _is_changed(value: Any, search: CodeSearch) -> bool:
+    """Whether code may change what an object of the program keeps in attributes."""
+    home = type(value).__module__
+    plain = isinstance(value, SimpleNamespace) or not (is_library(home) or is_installed(home))
+    if not plain or not has_attributes(value):
+        return False
+    attributes = vars(value).items()
+    return any(key in search.assigned or (key in search.names and _is_state(inner)) for key, inner in attributes)
 
 
 def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:

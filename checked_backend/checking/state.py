@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from checked_backend.checking.code_search import is_library
 from checked_backend.checking.tree import leaves
 
 _COMPARED = (torch.Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, type(None))
-_OWN = ("_parameters", "_buffers", "_modules")
+_OWN = ("_parameters", "_buffers", "_modules", "_is_torch_compile")
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class State:
         inputs: Leaves of the arguments and of captured values; not only tensors.
         attributes: Other tensors that modules hold as plain attributes.
         differentiable: Leaves whose gradients are wanted; one may stand for several views.
+        plain: Numbers and strings that modules hold.
     """
 
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -30,6 +32,7 @@ class State:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
     differentiable: dict[str, torch.Tensor] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -73,10 +76,14 @@ class State:
         self.buffers |= {prefix + name: tensor for name, tensor in module.named_buffers()}
         for path, child in module.named_modules():
             own = {name: value for name, value in vars(child).items() if name not in _OWN}
+            of_torch = is_library(type(child).__module__)
             for name, leaf in leaves(own, "", objects=0):
+                step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
+                place = f"{prefix}{path}.{step}" if path else f"{prefix}{step}"
                 if isinstance(leaf, torch.Tensor):
-                    step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
-                    self.attributes[f"{prefix}{path}.{step}" if path else f"{prefix}{step}"] = leaf
+                    self.attributes[place] = leaf
+                elif isinstance(leaf, _COMPARED) and not of_torch:
+                    self.plain[place] = leaf
 
     def trained(self) -> dict[str, torch.Tensor]:
         """The tensors for an optimizer, each once: the parameters that require grad; if there are none, the inputs."""
@@ -94,5 +101,5 @@ class State:
     def subjects(self) -> dict[str, Any]:
         """The tensors, numbers and strings that a call may have changed, by subject."""
         inputs = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
-        groups = {"attribute": self.attributes, "param": self.parameters, "buffer": self.buffers}
+        groups = {"attribute": self.plain | self.attributes, "param": self.parameters, "buffer": self.buffers}
         return inputs | {f"{kind}[{name}]": leaf for kind, group in groups.items() for name, leaf in group.items()}

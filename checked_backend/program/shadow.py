@@ -133,7 +133,7 @@ class OwnCall:
 
     def _state(self) -> State:
         named = argument_leaves(self._function, *self._arguments)
-        return State.of(self._function, self._captured, named, {})
+        return State.of(self._function, self._copier.held(self._captured), named, {})
 
     def returned(self, result: Any) -> Outcome:
         """The outcome of the call, whose result the program is about to get. It holds the program's own tensors."""

@@ -41,6 +41,10 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "has another value than in eager",
         "A value that is no tensor is another one in eager.",
     ),
+    "structure.outputs": (
+        "is there in only one of eager and the compiled program",
+        "One of eager and the compiled program returns this, or leaves it in what it changes, and the other does not.",
+    ),
     "structure.container": (
         "is another kind of container, or in another order, than in eager",
         "What is in it may be right, but code that asks for its type, or goes through it in order, finds another one.",

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import operator
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -289,17 +290,133 @@ def gathering(x: torch.Tensor, given: list[int] = []) -> torch.Tensor:  # noqa: 
     return x * len(given)
 
 
-def test_what_a_function_counts_is_as_it_was() -> None:
-    calls, counting = 0, Counting()
+class Tally:
+    total = 0
+    seen: list[int] = []  # noqa: RUF012 (that is what is tested)
 
-    def inside() -> int:
-        nonlocal calls
-        calls += 1
-        return calls
 
-    for program in (lambda x: x * inside(), gathering, counting.forward):
+tally, calls = Tally(), 0
+counts: dict[str, Any] = {"calls": 0, "of": tally}
+tally.own = 0  # type: ignore[attr-defined]
+kept: list[torch.Tensor] = []
+
+
+def in_a_global(times: int) -> int:
+    global calls
+    calls += times
+    return calls
+
+
+def in_a_class(times: int) -> int:
+    Tally.total += times
+    return Tally.total
+
+
+def in_a_list_of_a_class(times: int) -> int:
+    Tally.seen.extend([1] * times)
+    return len(tally.seen)
+
+
+def in_a_function(times: int) -> int:
+    in_a_function.its += times  # type: ignore[attr-defined]
+    return in_a_function.its  # type: ignore[attr-defined,no-any-return]
+
+
+in_a_function.its = 0  # type: ignore[attr-defined]
+
+
+def in_an_object(times: int) -> int:
+    tally.own += times  # type: ignore[attr-defined]
+    return tally.own if counts["of"] is tally else -1  # type: ignore[attr-defined,no-any-return]
+
+
+def in_a_dict(times: int) -> int:
+    counts["calls"] += times
+    return int(counts["calls"])
+
+
+def in_a_list_of_tensors(times: int) -> int:
+    kept.extend([torch.ones(2)] * times)
+    return len(kept)
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.log = 0, list[str]()
+
+    def forward(self, x: torch.Tensor, loses: bool) -> torch.Tensor:
+        if not (loses and torch.compiler.is_compiling()):
+            self.step += 1
+            self.log.append("called")
+        return x * 2
+
+
+def test_what_a_module_counts_is_compared() -> None:
+    """Dynamo has lost such a number (#120248)."""
+    module, x = Module(), torch.ones(3)
+    assert cb.check(module, (x, False), compiler="eager", iterations=3).verdict is cb.Verdict.PASS
+    findings = cb.check(module, (x, True), compiler="eager").findings
+    assert {finding.subject for finding in findings} == {"attribute[step]", "attribute[log[0]]"}
+    assert (module.step, module.log) == (0, [])
+
+
+PLACES = {
+    "calls": in_a_global,
+    "total": in_a_class,
+    "seen[0]": in_a_list_of_a_class,
+    "tally.own": in_an_object,
+    "its": in_a_function,
+    "counts[calls]": in_a_dict,
+    "kept[0]": in_a_list_of_tensors,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_program_counts_is_as_it_was_and_is_compared(place: str) -> None:
+    """A write that Dynamo loses is no pass: a method's to a closure's list (#197896), one to a class's (#169253)."""
+    counted = PLACES[place]
+
+    def state() -> str:
+        return repr((calls, Tally.total, Tally.seen, vars(tally), vars(in_a_function), counts, kept))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * counted(1)
+
+    def losing(x: torch.Tensor) -> torch.Tensor:
+        counted(0 if torch.compiler.is_compiling() else 1)
+        return x * 2
+
+    before = state()
+    report = cb.check(program, (torch.ones(3),), compiler="eager")
+    assert report.verdict is cb.Verdict.PASS
+    report = cb.check(losing, (torch.ones(3),), compiler="eager")
+    assert f"mutated[{place}]" in {finding.subject for finding in report.findings}
+    assert report.verdict is cb.Verdict.FAIL
+    assert state() == before
+
+
+def test_a_time_that_a_program_keeps_is_compared_with_no_other() -> None:
+    times: list[float] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        y = x.sin()
+        times.append(time.perf_counter() - began)
+        return y
+
+    report = cb.check(program, (torch.ones(3),), compiler="eager")
+    assert report.verdict is cb.Verdict.PASS
+    assert [skip.reason for skip in report.coverage.skipped if skip.subject == "mutated[times[0]]"] == [
+        "eager leaves another number each time, as a clock does"
+    ]
+
+
+def test_what_a_function_counts_in_its_own_places_is_as_it_was() -> None:
+    counting = Counting()
+    for program in (gathering, counting.forward):
         assert cb.check(program, (torch.ones(3),), compiler="eager").verdict is cb.Verdict.PASS
-    assert (calls, gathering.__defaults__, counting.calls) == (0, ([],), 0)
+    assert (gathering.__defaults__, counting.calls) == (([],), 0)
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:

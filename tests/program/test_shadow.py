@@ -537,8 +537,15 @@ def test_what_code_counts_by_global_names_is_counted_once(program: Shadowed, mak
 
 @pytest.mark.usefixtures("counters")
 def test_what_another_thread_may_use_is_left_and_told(program: Shadowed) -> None:
+    outer = types.SimpleNamespace(inner=tally)
+
+    def counts_inside(x: torch.Tensor) -> torch.Tensor:
+        outer.inner.count += 1
+        return x * outer.inner.count
+
     with meanwhile():
-        program.compile(helper)(torch.ones(1))
-    assert tally.count > 1
+        program.compile(counts_inside)(torch.ones(1))
+        program.compile(helper)(torch.ones(1))  # its counter would be put in place, and is not
+    assert tally.count > 2
     told = [one for one in program.report.coverage.skipped if "another thread" in one.reason]
-    assert [(one.subject.rpartition(".")[2], one.matters) for one in told] == [("tally", True)]
+    assert {(one.subject.rpartition(".")[2], one.matters) for one in told} >= {("inner", True), ("whole calls", True)}
