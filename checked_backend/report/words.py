@@ -42,8 +42,8 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "A value that is no tensor is another one in eager.",
     ),
     "structure.outputs": (
-        "is there in only one of eager and the compiled program",
-        "One of eager and the compiled program returns this, or leaves it in what it changes, and the other does not.",
+        "differs from eager in what is there",
+        "Eager and the compiled program return, or leave in what they change, not the same things.",
     ),
     "structure.container": (
         "is another kind of container, or in another order, than in eager",
