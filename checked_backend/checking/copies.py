@@ -60,7 +60,7 @@ class Copier:
         wide: Make floating-point tensors float64.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         variables: The variables of code that hold what a run may read or change, each with a copy of that.
-        captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
+        captured: Copies of what functions hold besides in ``self``, defaults and arguments of a partial, by name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
             Views of one tensor have one.
     """
@@ -104,12 +104,11 @@ class Copier:
         What it holds besides is its own: nothing of the program. A module gets the parameters and buffers of the
         function's copy that have the same names.
         """
-        captured = dict(self.captured)
+        captured, known = dict(self.captured), len(self.variables)
         try:
             copied = self.function(candidate)
         except CheckedBackendError:  # a handle of compiled code: it runs as it is
             copied = candidate
-        known = len(self.variables)
         self.find_variables([copied])
         self.captured, self._not_compared = captured, {id(variable) for variable, _ in self.variables[known:]}
         if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
@@ -125,7 +124,10 @@ class Copier:
         if has_attributes(value) and not isinstance(value, type) and not _is_state(value):
             with contextlib.suppress(CheckedBackendError):  # of a class that makes its objects by itself
                 return self._object(value)
-        return self._held(value, "self")
+        copied = self._held(value, "self")
+        if has_tensors(copied):
+            self.captured["self"] = copied
+        return copied
 
     def arguments(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -144,12 +146,6 @@ class Copier:
                 Copier().value(leaf, f"argument {name!r}")
             raise
         return copied_args, copied_kwargs
-
-    def originals(self) -> dict[str, Any]:
-        """What `captured` are copies of, by the same names; numbers and strings are their own."""
-        known = {id(value): value for value in self.captured.values() if isinstance(value, (int, float, complex, str))}
-        known |= {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
-        return {name: known[id(copied)] for name, copied in self.captured.items() if id(copied) in known}
 
     def tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each copied tensor with its copy."""
@@ -233,9 +229,9 @@ class Copier:
         if not self.hooks:
             return
         for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
-            duplicate.register_hook(self._held(hook, "hook", quiet=True))
+            duplicate.register_hook(self._held(hook, "hook"))
         for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
-            duplicate.register_post_accumulate_grad_hook(self._held(hook, "hook", quiet=True))
+            duplicate.register_post_accumulate_grad_hook(self._held(hook, "hook"))
 
     def _tensors_of_module(self, module: torch.nn.Module) -> None:
         """Tensors that a module keeps and deepcopy refuses, or copies otherwise than views of one another."""
@@ -337,25 +333,22 @@ class Copier:
             values = dict(zip(code.co_varnames[code.co_argcount - count : code.co_argcount], values or (), strict=True))
         for name, value in values.items():
             if has_tensors(value):
-                self._capture(name, function.__qualname__, value)
+                self.captured[_free_name(name, function.__qualname__, value, self.captured)] = value
 
-    def _capture(self, name: str, home: str, copied: Any) -> None:
-        """Note a copy under a name that no other has."""
-        self.captured[_free_name(name, home, copied, self.captured)] = copied
-
-    def held(self, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What functions hold now, by name: `captured`, and what else a run may have left in a variable.
+    def held(self, *, own: bool = False) -> dict[str, Any]:
+        """What a program holds now in variables of its code, in ``self``, defaults and arguments of a partial, by name.
 
         Args:
-            own: `originals`, to look at the program's own instead of at the copies.
+            own: Look at the program's own instead of at the copies.
         """
-        captured = self.captured if own is None else own
-        known = {id(value) for value in captured.values() if has_tensors(value)}
-        held = dict(captured)
+        held = dict(self.captured)
+        if own:
+            known = {id(value): value for value in held.values() if isinstance(value, (int, float, complex, str))}
+            known |= {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
+            held = {name: known[id(copied)] for name, copied in held.items() if id(copied) in known}
         for variable, copied in self.variables:
-            value = copied if own is None else variable.get()
-            defaults = isinstance(variable.owner, FunctionType)
-            if id(value) not in known and id(variable) not in self._not_compared and not defaults:
+            if id(variable) not in self._not_compared and not isinstance(variable.owner, FunctionType):  # its defaults
+                value = variable.get() if own else copied
                 held[_free_name(variable.name, variable.home, value, held)] = value
         return held
 
@@ -377,39 +370,35 @@ class Copier:
                 value = variable.get()
                 if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search):
                     continue
-                defaults = isinstance(variable.owner, FunctionType)
                 try:
                     if not _is_state(value) and _is_changed(value, search):
                         copied = self._object(value)
                     else:
-                        copied = self._held(value, variable.name, variable.home, quiet=defaults)
+                        copied = self._held(value, variable.name)
                 except CheckedBackendError:
                     if isinstance(variable.owner, CellType) or id(variable.owner) in named:
                         raise
                     continue  # perhaps the program never reads it; if it does, its gradient is missed
-                if defaults:
+                if isinstance(variable.owner, FunctionType):
                     self._capture_defaults(variable.owner, copied)
                 self.variables.append((variable, copied))
 
-    def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
+    def _held(self, value: Any, name: str) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
         if isinstance(value, FunctionType):
             self._functions.setdefault(id(value), value)
         if not _is_state(value):
             return value
         if isinstance(value, MethodType):
-            return MethodType(value.__func__, self._held(value.__self__, name, home, quiet=True))
+            return MethodType(value.__func__, self._held(value.__self__, name))
         if isinstance(value, weakref.ref):
-            return weakref.ref(self._held(value(), name, home, quiet=True))
+            return weakref.ref(self._held(value(), name))
         try:
-            copied = self._object(value) if has_attributes(value) else self.value(value, f"{name!r}, which is used,")
+            return self._object(value) if has_attributes(value) else self.value(value, f"{name!r}, which is used,")
         except CheckedBackendError:
             if has_tensors(value):
                 raise
             return value
-        if not quiet and has_tensors(value):
-            self._capture(name, home, copied)
-        return copied
 
     def _object(self, value: Any) -> Any:
         """A copy of an object that shares with it what is no state: a test case also holds its runner's streams."""
@@ -421,7 +410,7 @@ class Copier:
             return self.value(value, "an object of the program")
         self._remember(value, copied)
         for name, inner in vars(value).items():
-            vars(copied)[name] = self._held(inner, name, quiet=True)
+            vars(copied)[name] = self._held(inner, name)
         return copied
 
 

@@ -292,9 +292,8 @@ class ProgramCopy:
         nodes = [grad_fn(one._base if one._is_view() and one._base is not None else one) for one in tensors]
         return any(node is not None and node.name() != HANDED_OVER for node in nodes)
 
-    def _state(self, call: ProgramCall, held: Mapping[str, Any] | None = None) -> State:
-        held = self._copier.captured if held is None else held
-        return State.of(self._function, held, self.leaves(call), self._copier.leaves)
+    def _state(self, call: ProgramCall) -> State:
+        return State.of(self._function, self._copier.held(), self.leaves(call), self._copier.leaves)
 
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was copied for this run."""
@@ -490,7 +489,7 @@ class ProgramCopy:
         if call.varies_gradients:
             outcome.subjects, outcome.containers, outcome.rng = dict(outcome.gradients), {}, None
         else:
-            state = self._state(call, self._copier.held()).subjects()
+            state = self._state(call).subjects()
             outcome.subjects = {**outcome.outputs, **state, **outcome.subjects, **outcome.gradients}
             outcome.containers |= argument_containers(self._program.function, *self._copies(call))
         outcome.note_values(copies=len(self._program.calls) > 1)

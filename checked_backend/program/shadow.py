@@ -88,7 +88,7 @@ class OwnCall:
         self.changed: list[str] = []
         self.expected = Outcome()
         self.ledger = Ledger()
-        self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
+        self._function, self._arguments = function, (args, kwargs)
         self._remembered = reached.now()
         self._settings = ProcessState.capture()
         self._ambient = TorchState.capture()
@@ -133,7 +133,7 @@ class OwnCall:
 
     def _state(self) -> State:
         named = argument_leaves(self._function, *self._arguments)
-        return State.of(self._function, self._copier.held(self._captured), named, {})
+        return State.of(self._function, self._copier.held(own=True), named, {})
 
     def returned(self, result: Any) -> Outcome:
         """The outcome of the call, whose result the program is about to get. It holds the program's own tensors."""

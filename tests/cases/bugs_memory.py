@@ -137,3 +137,45 @@ def squeezed_in_place() -> tuple[Any, ...]:
         return v.expand(2, *v.shape) + 1
 
     return fn, normal(8)
+
+
+@case("bug", "mutation")
+def two_inputs_change_places() -> tuple[Any, ...]:
+    """The clone is dropped, and the second input gets what was just written to the first (pytorch/pytorch#198131)."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        kept = x.clone()
+        x.copy_(y)
+        y.copy_(kept)
+        return x - y
+
+    return fn, normal(4), normal(4, seed=1)
+
+
+@case("bug")
+def view_as_another_dtype_is_read_too_late() -> tuple[Any, ...]:
+    """It is read after a later write to the input (pytorch/pytorch#198101)."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.view(torch.int32) * 2
+        y.sub_(-4)
+        x[:, 2:5] = 2
+        return y.view(torch.int64)
+
+    return fn, torch.arange(-12, 12).reshape(4, 6)
+
+
+@case("bug", "mutation")
+def what_a_method_writes_to_a_closure() -> tuple[Any, ...]:
+    """Dynamo loses it if the object is made inside (pytorch/pytorch#197896)."""
+    counts = {"calls": 0}
+
+    class Counter:
+        def call(self) -> None:
+            counts["calls"] += 1
+
+    def fn(x: Tensor) -> Tensor:
+        Counter().call()
+        return x + 1
+
+    return fn, normal(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -234,3 +235,15 @@ def modulo_of_sums() -> tuple[Any, ...]:
 def sign_of_rounding_error() -> tuple[Any, ...]:
     """The sign of what should be zero."""
     return (lambda x: torch.sign((x / 3 + x / 7) - x * (10 / 21))), normal(3000)
+
+
+@case("noise")
+def counter_of_an_object() -> tuple[Any, ...]:
+    """Each run begins with the count that the program's own calls have left."""
+    counter = SimpleNamespace(calls=0)
+
+    def fn(x: Tensor) -> Tensor:
+        counter.calls += 1
+        return x * counter.calls
+
+    return fn, normal(4)

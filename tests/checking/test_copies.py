@@ -412,6 +412,19 @@ def test_a_time_that_a_program_keeps_is_compared_with_no_other() -> None:
     ]
 
 
+def test_a_text_with_a_rounded_number_is_compared_but_for_that() -> None:
+    texts: list[str] = []
+
+    def program(x: torch.Tensor, eager: float, compiled: float) -> torch.Tensor:
+        texts.append(f"it is {compiled if torch.compiler.is_compiling() else eager}")
+        return x * 2
+
+    report = cb.check(program, (torch.ones(3), 0.125, 1.5e-2), compiler="eager")
+    assert report.verdict is cb.Verdict.PASS
+    assert "mutated[texts[0]]" in {skip.subject for skip in report.coverage.skipped}
+    assert cb.check(program, (torch.ones(3), 3, 4), compiler="eager").verdict is cb.Verdict.FAIL
+
+
 def test_what_a_function_counts_in_its_own_places_is_as_it_was() -> None:
     counting = Counting()
     for program in (gathering, counting.forward):
@@ -432,7 +445,7 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     copier = Copier()
     arguments = copier.arguments(program, args, {})[0]
     copier.find_variables([program])
-    state = State.of(program, copier.captured, argument_leaves(program, arguments, {}), copier.leaves)
+    state = State.of(program, copier.held(), argument_leaves(program, arguments, {}), copier.leaves)
     shapes = {name: tuple(leaf.shape) for name, leaf in state.differentiable.items()}
     assert sorted(shapes.values()) == [(1, 3), (2, 1), (2, 3), (3,), (3,)]
     assert shapes["weight"] == (1, 3)
