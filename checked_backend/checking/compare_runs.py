@@ -82,7 +82,6 @@ def compare_runs(
     runner = partial(ProgramRunner, program)
     found: list[tuple[int, Finding]] = []
     pairs: list[TensorPair] = []
-    numbers: set[str] = set()
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
         ledger.count({PROGRAM_RUNS: 1})
         found += [(index, finding) for finding in _compare_settings(reference, candidate)]
@@ -110,8 +109,6 @@ def compare_runs(
             mine = [pair for pair in mine if not Subject(pair.name).is_gradient]
             ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
-        kept = (name for name, value in reference.subjects.items() if isinstance(value, (int, float)))
-        numbers |= {in_step(index, name) for name in kept if Subject(name).kind in _LEFT}
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
         # an optimizer that asks for its loss until it is content has drawn more often
         if reference.evaluations == candidate.evaluations and _leaves_the_same(reference, candidate) is False:
@@ -127,12 +124,14 @@ def compare_runs(
         ledger.skip(replace(skip, subject=_plain(skip.subject)))
     for finding in decisions.findings:
         subject = Subject.of(finding.subject)
-        if finding.kind is Kind.NONDETERMINISTIC and finding.subject in numbers:
+        step = first if subject.step is None else subject.step
+        is_number = isinstance(references[step - first].subjects.get(subject.text), (int, float))
+        if finding.kind is Kind.NONDETERMINISTIC and is_number and subject.kind in _LEFT:
             ledger.skip(Skip(subject.text, "eager leaves another number each time, as a clock does"))
             continue
         seen = here_and_now(devices) if finding.detail == NOT_REPRODUCED.detail else {}
         named = replace(finding, subject=subject.text, evidence={**finding.evidence, **seen})
-        found.append((first if subject.step is None else subject.step, named))
+        found.append((step, named))
     found.sort(key=lambda entry: entry[0])
     limits, own = _by_subject(decisions.limits), _by_subject(decisions.own_precision_limits)
     return Comparison(found, decisions.scales, limits, own)

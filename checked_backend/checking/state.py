@@ -22,17 +22,15 @@ class State:
 
     Attributes:
         inputs: Leaves of the arguments and of captured values; not only tensors.
-        attributes: Other tensors that modules hold as plain attributes.
+        attributes: Other leaves that modules hold as plain attributes: of those of torch only tensors.
         differentiable: Leaves whose gradients are wanted; one may stand for several views.
-        plain: Numbers and strings that modules hold.
     """
 
     inputs: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     differentiable: dict[str, torch.Tensor] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -67,7 +65,7 @@ class State:
         state.differentiable = {", ".join(names): source for source, names in sources.values()}
         known = {id(tensor) for tensor in state.differentiable.values()}
         for name, tensor in (state.parameters | state.attributes).items():
-            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
                 state.differentiable[f"self.{name}" if name in state.differentiable else name] = tensor
         return state
 
@@ -78,12 +76,9 @@ class State:
             own = {name: value for name, value in vars(child).items() if name not in _OWN}
             of_torch = is_library(type(child).__module__)
             for name, leaf in leaves(own, "", objects=0):
-                step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
-                place = f"{prefix}{path}.{step}" if path else f"{prefix}{step}"
-                if isinstance(leaf, torch.Tensor):
-                    self.attributes[place] = leaf
-                elif isinstance(leaf, _COMPARED) and not of_torch:
-                    self.plain[place] = leaf
+                if isinstance(leaf, torch.Tensor) or (isinstance(leaf, _COMPARED) and not of_torch):
+                    step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
+                    self.attributes[f"{prefix}{path}.{step}" if path else f"{prefix}{step}"] = leaf
 
     def trained(self) -> dict[str, torch.Tensor]:
         """The tensors for an optimizer, each once: the parameters that require grad; if there are none, the inputs."""
@@ -101,5 +96,5 @@ class State:
     def subjects(self) -> dict[str, Any]:
         """The tensors, numbers and strings that a call may have changed, by subject."""
         inputs = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
-        groups = {"attribute": self.plain | self.attributes, "param": self.parameters, "buffer": self.buffers}
+        groups = {"attribute": self.attributes, "param": self.parameters, "buffer": self.buffers}
         return inputs | {f"{kind}[{name}]": leaf for kind, group in groups.items() for name, leaf in group.items()}
