@@ -9,9 +9,10 @@ import contextlib
 import copy
 import functools
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,8 @@ from checked_backend.checking.tree import argument_leaves, has_attributes, has_t
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
 from checked_backend.regions.inputs import base_of, repeats_elements, storage_key
+
+_CHANGEABLE = (list, dict, set, deque, bytearray, np.ndarray, Random, np.random.Generator, np.random.RandomState)
 
 
 class _Handover(torch.autograd.Function):
@@ -429,7 +432,7 @@ def _is_state(value: Any) -> bool:
         return any(map(_is_state, value))
     if isinstance(value, (MethodType, weakref.ref)):  # a learning rate scheduler wraps optimizer.step so
         return has_tensors(value.__self__ if isinstance(value, MethodType) else value())
-    return isinstance(value, (list, dict, set, bytearray)) or has_tensors(value)
+    return isinstance(value, _CHANGEABLE) or has_tensors(value)
 
 
 def _varies(variable: Variable, value: Any, search: CodeSearch) -> bool:

@@ -19,6 +19,9 @@ from checked_backend.errors import CheckedBackendError
 MOST_YIELDED = 10_000
 """Items taken from an iterator that a program returns: it may have no end."""
 
+_LEAST_ADDRESS = 1 << 32
+"""A key of a dictionary that is as great as this may be ``id(tensor)``, which is another one in each run."""
+
 _ATOMS = (torch.Tensor, torch.nn.Module, torch.Generator, str, bytes, type, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
@@ -100,8 +103,14 @@ def _field(value: Any, name: str) -> Any:
 
 def _named(key: object, place: int) -> str:
     """A key as it is written; its place if the written form would show values or an address, as for a parameter."""
-    plain = isinstance(key, (str, int, float, complex, bytes, Enum, tuple, frozenset)) or key is None
-    return str(key) if plain else f"{type(key).__name__} {place}"
+    return str(key) if _is_written(key) else f"{type(key).__name__} {place}"
+
+
+def _is_written(key: object) -> bool:
+    if isinstance(key, (tuple, frozenset)):
+        return all(map(_is_written, key))
+    is_address = isinstance(key, int) and key >= _LEAST_ADDRESS
+    return (isinstance(key, (str, int, float, complex, bytes, Enum)) and not is_address) or key is None
 
 
 def has_attributes(value: Any) -> bool:

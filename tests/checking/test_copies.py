@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._higher_order_ops.map import map as torch_map
@@ -423,6 +424,22 @@ def test_a_text_with_a_rounded_number_is_compared_but_for_that() -> None:
     assert report.verdict is cb.Verdict.PASS
     assert "mutated[texts[0]]" in {skip.subject for skip in report.coverage.skipped}
     assert cb.check(program, (torch.ones(3), 3, 4), compiler="eager").verdict is cb.Verdict.FAIL
+
+
+def test_what_programs_keep_in_state_of_their_own_is_copied_and_compared() -> None:
+    seen: dict[Any, int] = {}
+    recent: collections.deque[float] = collections.deque()
+    drawn, counts = np.random.default_rng(0), np.zeros(2)
+    state = repr(drawn.bit_generator.state)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        seen[id(x)] = seen[x.data_ptr(), 1] = 1  # addresses are others in each run
+        recent.append(drawn.normal())
+        counts[0] += 1
+        return x * len(recent) * recent[0]
+
+    assert cb.check(program, (torch.ones(3),), compiler="eager", iterations=3).verdict is cb.Verdict.PASS
+    assert (seen, list(recent), counts.any(), repr(drawn.bit_generator.state)) == ({}, [], False, state)
 
 
 def test_what_a_function_counts_in_its_own_places_is_as_it_was() -> None:
