@@ -13,7 +13,8 @@ from checked_backend.checking.code_search import is_library
 from checked_backend.checking.tree import leaves
 
 _COMPARED = (torch.Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, type(None))
-_OWN = ("_parameters", "_buffers", "_modules", "_is_torch_compile")
+_OWN = ("_parameters", "_buffers", "_modules")
+_OF_COMPILE = ("_is_torch_compile", "_compile_kwargs")  # torch.compile writes them, and Lightning's in its place
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class State:
         self.parameters |= {prefix + name: tensor for name, tensor in module.named_parameters()}
         self.buffers |= {prefix + name: tensor for name, tensor in module.named_buffers()}
         for path, child in module.named_modules():
-            own = {name: value for name, value in vars(child).items() if name not in _OWN}
+            own = {name: value for name, value in vars(child).items() if name not in (*_OWN, *_OF_COMPILE)}
             of_torch = is_library(type(child).__module__)
             for name, leaf in leaves(own, "", objects=0):
                 if isinstance(leaf, torch.Tensor) or (isinstance(leaf, _COMPARED) and not of_torch):
