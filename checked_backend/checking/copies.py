@@ -351,8 +351,9 @@ class Copier:
             held = {name: known[id(copied)] for name, copied in held.items() if id(copied) in known}
         for variable, copied in self.variables:
             if id(variable) not in self._not_compared and not isinstance(variable.owner, FunctionType):  # its defaults
-                value = variable.get() if own else copied
-                held[_free_name(variable.name, variable.home, value, held)] = value
+                value, owner = variable.get() if own else copied, variable.owner
+                name = f"{owner.__name__}.{variable.name}" if isinstance(owner, type) else variable.name
+                held[_free_name(name, variable.home, value, held)] = value
         return held
 
     def find_variables(self, roots: Sequence[Any] = ()) -> None:

@@ -364,8 +364,8 @@ def test_what_a_module_counts_is_compared() -> None:
 
 PLACES = {
     "calls": in_a_global,
-    "total": in_a_class,
-    "seen[0]": in_a_list_of_a_class,
+    "Tally.total": in_a_class,
+    "Tally.seen[0]": in_a_list_of_a_class,
     "tally.own": in_an_object,
     "its": in_a_function,
     "counts[calls]": in_a_dict,
