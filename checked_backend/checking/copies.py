@@ -449,7 +449,7 @@ def _is_changed(value: Any, search: CodeSearch) -> bool:
     """Whether code may change what an object of the program keeps in attributes."""
     home = type(value).__module__
     plain = isinstance(value, SimpleNamespace) or not (is_library(home) or is_installed(home))
-    if not plain or not has_attributes(value):
+    if not plain or not has_attributes(value) or hasattr(value, "__del__"):  # which a copy's end would call
         return False
     attributes = vars(value).items()
     return any(key in search.assigned or (key in search.names and _is_state(inner)) for key, inner in attributes)

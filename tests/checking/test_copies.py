@@ -6,6 +6,7 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import gc
 import operator
 import sys
 import time
@@ -440,6 +441,25 @@ def test_what_programs_keep_in_state_of_their_own_is_copied_and_compared() -> No
 
     assert cb.check(program, (torch.ones(3),), compiler="eager", iterations=3).verdict is cb.Verdict.PASS
     assert (seen, list(recent), counts.any(), repr(drawn.bit_generator.state)) == ({}, [], False, state)
+
+
+def test_an_object_that_does_something_at_its_end_is_not_copied() -> None:
+    class Handle:
+        calls = ended = 0
+
+        def __del__(self) -> None:
+            Handle.ended += 1
+
+    handle = Handle()
+    handle.calls = 1
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        handle.calls += 1
+        return x * 2
+
+    assert cb.check(program, (torch.ones(3),), compiler="eager").verdict is cb.Verdict.PASS
+    gc.collect()
+    assert Handle.ended == 0
 
 
 def test_what_a_function_counts_in_its_own_places_is_as_it_was() -> None:
