@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from checked_backend.regions.operator_check.repeats import values_of, without_repeats
+from checked_backend.regions.operator_check.probe import values_of, without_repeats
 from tests.support.region_tools import dynamo_graph
 
 
