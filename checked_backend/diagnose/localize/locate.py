@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.called import aten_name, called_bodies, is_higher_order
-from checked_backend.diagnose.localize.cut import CallOracle, Cut, GradientValues, Parts
+from checked_backend.diagnose.localize.cut import CallOracle, Cut, GradientValues, Parts, wrong_producer
 from checked_backend.diagnose.localize.flow import error_flow
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
@@ -25,7 +25,6 @@ from checked_backend.diagnose.localize.probe import (
     probe_isolated,
     share_of,
 )
-from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Capture, GraphKind, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
