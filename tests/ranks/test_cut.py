@@ -9,8 +9,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from checked_backend.ranks.collectives import communicates
-from checked_backend.ranks.cut import CutGraph, cut_collectives, with_sent_aliases
+from checked_backend.ranks.collectives import CutGraph, communicates, cut_collectives, with_sent_aliases
 from checked_backend.regions.compile import copy_graph
 from tests.support.region_tools import dynamo_graph
 
