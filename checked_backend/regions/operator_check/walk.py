@@ -101,10 +101,10 @@ class Walk:
         self._by_values: set[fx.Node] = set()
         self._inputs = gm.graph.find_nodes(op="placeholder")
         self._eager = Lane(gm)
-        self._moved = [Moved(1 + seed) for seed in range(0 if self.checks.quick else SAMPLES)]
         self._lanes = [self._eager]
         if not self.checks.quick:
-            moved = [Lane(gm, self._float64(1 + seed), wide=True, moved=one) for seed, one in enumerate(self._moved)]
+            seeds = range(1, 1 + SAMPLES)
+            moved = [Lane(gm, self._float64(seed), wide=True, moved=Moved(seed)) for seed in seeds]
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(writes(node) for node in gm.graph.nodes if node not in without)
@@ -117,7 +117,7 @@ class Walk:
             gradients = {name for name, gradient, _ in self.checks.only if gradient}
             # what draws later gets other numbers without it
             self._needed = self._units.needed(values | self.checks.drew, gradients)
-        self._gradients = GradientSums(self._lanes, self._moved, self.checks)
+        self._gradients = GradientSums(self._lanes, self.checks)
 
     def _sharing_memory(self) -> set[fx.Node]:
         """The inputs in memory that others share and the graph writes to."""
@@ -275,8 +275,10 @@ class Walk:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
             carried = self._units.carries(node) and len(exact) > 0 and all(alike(value, found) for value in exact)
-            for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:-1], strict=True), 1):
-                shift = moved.shift(found, unit_roundoff(found.dtype))
+            for number, lane in enumerate(self._lanes[1:]):
+                if lane.moved is None:
+                    continue
+                shift = lane.moved.shift(found, unit_roundoff(found.dtype))
                 if carried:
                     more = exact[number].detach() - exact[0].detach()
                     shift = shift + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
@@ -438,9 +440,8 @@ class _Sum:
 class GradientSums:
     """The gradients that arrive at tensors of a region, in each lane: the sums of what their readers pass back."""
 
-    def __init__(self, lanes: Sequence[Lane], moved: Sequence[Moved], checks: TensorChecks) -> None:
+    def __init__(self, lanes: Sequence[Lane], checks: TensorChecks) -> None:
         self._lanes = lanes
-        self._moved = moved
         self._checks = checks
         self._sums: dict[fx.Node, _Sum] = {}
 
@@ -481,9 +482,8 @@ class GradientSums:
             return  # no requested gradient depends on it
         for place, lane in enumerate(self._lanes):
             given = arriving
-            if 2 <= place < 2 + len(self._moved) and not exact:
-                moved = self._moved[place - 2].shift(arriving, unit_roundoff(arriving.dtype))
-                given = arriving.to(torch.float64) + moved
+            if lane.moved is not None and not exact:
+                given = arriving.to(torch.float64) + lane.moved.shift(arriving, unit_roundoff(arriving.dtype))
             largest: dict[fx.Node, torch.Tensor] = {}
             try:
                 found = lane.gradients(node, sources, given, largest)
@@ -491,8 +491,14 @@ class GradientSums:
                 self._checks.unchecked[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.incomplete(node, sources)
                 return
-            self._add(place, found)
-            self._add_parts(largest)
+            for source, gradient in found.items():
+                if gradient is not None and source in self._sums:
+                    known = self._sums[source].by_lane[place]
+                    self._sums[source].by_lane[place] = gradient if known is None else known + gradient
+            for source, part in largest.items():
+                if source in self._sums:
+                    most = self._sums[source].largest
+                    self._sums[source].largest = part if most is None else torch.maximum(most, part)
         for source in sources:
             if source in self._sums:
                 one = self._sums[source]
@@ -501,26 +507,13 @@ class GradientSums:
                 one.jumps |= jumps
                 one.smooth &= smooth
 
-    def _add(self, place: int, found: Mapping[fx.Node, torch.Tensor | None]) -> None:
-        for source, gradient in found.items():
-            one = self._sums.get(source)
-            if gradient is None or one is None:
-                continue
-            known = one.by_lane[place]
-            one.by_lane[place] = gradient if known is None else known + gradient
-
-    def _add_parts(self, largest: Mapping[fx.Node, torch.Tensor]) -> None:
-        for source, part in largest.items():
-            one = self._sums.get(source)
-            if one is not None:
-                one.largest = part if one.largest is None else torch.maximum(one.largest, part)
-
     def _round_sum(self, made: list[torch.Tensor], largest: torch.Tensor, roundoff: float) -> None:
         """Move the perturbed lanes' sums by a rounding of their greatest part, where it is far greater than the sum."""
         cancelled = torch.where(largest > CANCELS * made[1].detach().abs(), largest, 0.0)
         if bool(cancelled.any()):
-            for place, moved in enumerate(self._moved, 2):
-                made[place] = made[place] + torch.where(cancelled > 0, moved.shift(cancelled, roundoff), 0.0)
+            for place, lane in enumerate(self._lanes):
+                if lane.moved is not None:
+                    made[place] = made[place] + torch.where(cancelled > 0, lane.moved.shift(cancelled, roundoff), 0.0)
 
     def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
         """Check the gradient of a node's value once its sum is complete, and forget the sum."""
