@@ -23,7 +23,7 @@ from checked_backend._torch.caches import compile_cache_folder
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend._torch.graph_code import graph_digest
 from checked_backend._torch.graph_json import NotInJsonError, value_to_json
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
@@ -76,8 +76,6 @@ SAMPLES = 2
 """Runs in eager with other roundings: two that are near each other by chance are not taken for exact."""
 
 SUBJECT = "operators by themselves"
-
-GRADIENTS = "gradients of operators by themselves"
 
 _OTHER = (
     "returning inner tensors makes the compiler produce a different program; that one is wrong here, the original is "
@@ -205,7 +203,10 @@ class OperatorCheck:
                 self._forget()
         if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
-        self._check_with_probe(call, decisions)
+        doubtful = self._check_probe(call, decisions)
+        if doubtful:
+            why = _OTHER if self._kernels is None else _BEFORE_CODE
+            raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
         if self._kernels is None:
             return
         front = self._earlier
@@ -237,21 +238,6 @@ class OperatorCheck:
         gm = eager_graph(self._graph) if any(one.checks.wrong for one in checked) else self._graph
         self._conclude(gm, of_region(gm, checked), call.subjects, decisions)
         return [*{id(one.module): one.module for one in checked}.values()]
-
-    def _check_with_probe(self, call: Call, decisions: OperatorDecisions) -> None:
-        try:
-            doubtful = self._check_probe(call, decisions)
-        except Exception as error:
-            if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(call):
-                raise
-            decisions.reason = short(error)
-            decisions.skips.append(Skip(GRADIENTS, f"not checked: {short(error)}"))
-            self._gradients = False
-            self._forget()
-            doubtful = self._check_probe(call, decisions)
-        if doubtful:
-            why = _OTHER if self._kernels is None else _BEFORE_CODE
-            raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
 
     def _conclude(
         self,

@@ -397,8 +397,6 @@ def _keeps(own: torch.Tensor, other: Any) -> bool:
     """Whether the result has the dtype of the first operand, as one that is written to has."""
     if not isinstance(other, torch.Tensor) or other.dtype == own.dtype:
         return True
-    if other.is_complex():
-        return False
     return not other.is_floating_point() or (other.dim() == 0 and own.dim() > 0)
 
 

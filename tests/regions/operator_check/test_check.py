@@ -58,26 +58,6 @@ def test_compiler_that_cannot_compile_the_probe_is_checked_without() -> None:
     assert "RuntimeError: no more than one result" in report.coverage.skipped[0].reason
 
 
-def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_operators_checked() -> None:
-    wrong = faults.wrong_operator("aten.gelu.default", times(1.05), "aot")
-
-    def compiler(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-            if any("operator_tap" in node.name for node in gm.graph.nodes):
-                raise RuntimeError("no taps here")
-            return inner(gm, given)
-
-        return compile_
-
-    assert "torch._C._nn.gelu" in {finding.op for finding in trained(compiler(wrong), torch.float16).findings}
-    report = trained(compiler(faults.clean("aot")), torch.float16)
-    assert report.verdict is cb.Verdict.PASS
-    assert report.coverage.checked["operators"] > 10
-    [skip] = report.coverage.skipped
-    assert (skip.subject, skip.matters) == ("gradients of operators by themselves", False)
-    assert "no taps here" in skip.reason
-
-
 def test_check_checks_operators_too() -> None:
     x = torch.randn(64, 32, dtype=torch.float16)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)).to(torch.float16)
