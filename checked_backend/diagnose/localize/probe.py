@@ -102,7 +102,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     """
     inputs = unshared(gm, inputs)
     compiled = _Compiled(gm, inputs, compiler, limit)
-    probed = Probed(inputs, frozenset(), compiled.results, {}, {}, {})
+    probed = Probed(inputs, compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
 
     def enough(wrong: Wrong) -> bool:

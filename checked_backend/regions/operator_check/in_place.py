@@ -204,7 +204,7 @@ class KernelCheck:
         exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
 
         def walk(checks: TensorChecks) -> None:
-            probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
+            probed = Probed(arguments, [*recording.results, *values.values()], {}, {}, {})
             without = () if part is None else part.ends
             call.rng.restore()
             with without_autocast():

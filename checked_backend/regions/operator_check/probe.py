@@ -89,15 +89,13 @@ class Probed:
 
     Attributes:
         inputs: The inputs it was called with, as they were before.
-        wanted: Positions of the inputs whose gradients were taken.
         results: All that the probe returned.
         cotangents: The gradients sent in, by place among the results.
-        gradients: The gradients of the inputs, by position.
+        gradients: The gradients of the inputs, by position, as far as they were taken.
         taps: The gradients of the taps, by node.
     """
 
     inputs: Sequence[Any]
-    wanted: frozenset[int]
     results: list[Any]
     cotangents: Mapping[int, torch.Tensor]
     gradients: Mapping[int, torch.Tensor | None]
@@ -140,10 +138,9 @@ def run_region(
             gradients.update(zip(wanted, found, strict=True))
     return Probed(
         inputs=(),
-        wanted=frozenset(leaves if sent else ()),
         results=[bare(value) for value in results],
         cotangents=sent,
-        gradients={place: gradients.get(place) for place in leaves},
+        gradients={place: gradients.get(place) for place in leaves if sent},
         taps={name: gradients.get(name) for name in taps},
     )
 
@@ -195,14 +192,14 @@ def _planned(
     symbols = {
         symbol for symbol, _ in _symbols([recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")], ())
     }
-    written = {key for node in gm.graph.nodes for key in _written(node)}
+    written = set(map(_written, gm.graph.nodes))
+    last = {_memory(source): place for place, node in enumerate(gm.graph.nodes) for source in node.all_input_nodes}
     owners: dict[int, fx.Node] = {}
-    for node in gm.graph.nodes:
+    for place, node in enumerate(gm.graph.nodes):
         value = recorded_value(node)
-        for memory in _written(node):
-            owner = owners.get(memory)
-            if owner is not None and any(_reads(later, memory) for later in _later(node)):
-                rewritten.setdefault(node, []).append(owner)
+        memory = _written(node)
+        if memory in owners and last[memory] > place:
+            rewritten.setdefault(node, []).append(owners[memory])
         if not isinstance(value, torch.Tensor):
             continue
         key = storage_key(value)
@@ -218,24 +215,15 @@ def _planned(
     return exposed, tapped, rewritten
 
 
-def _written(node: fx.Node) -> list[int]:
+def _memory(node: fx.Node) -> int | None:
+    value = recorded_value(node)
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
+
+
+def _written(node: fx.Node) -> int | None:
     """The memory that a node writes to, as far as its name tells."""
     target = written_by(node)
-    value = None if target is None else recorded_value(target)
-    key = storage_key(value) if isinstance(value, torch.Tensor) else None
-    return [] if key is None else [key]
-
-
-def _later(node: fx.Node) -> Iterator[fx.Node]:
-    after = node.next
-    while after.op != "root":
-        yield after
-        after = after.next
-
-
-def _reads(node: fx.Node, key: int) -> bool:
-    values = [recorded_value(source) for source in node.all_input_nodes]
-    return any(isinstance(value, torch.Tensor) and storage_key(value) == key for value in values)
+    return None if target is None else _memory(target)
 
 
 def _is_plain(value: torch.Tensor) -> bool:
@@ -335,8 +323,7 @@ def _by_memory(nodes: Any) -> Iterator[list[fx.Node]]:
             recording = bool(node.args[0])
         elif "inference" in name:
             return  # where that ends is not looked for
-        value = recorded_value(node)
-        key = storage_key(value) if isinstance(value, torch.Tensor) else None
+        key = _memory(node)
         if key is None:
             continue
         groups.setdefault(key, []).append(node)
@@ -445,7 +432,7 @@ def without_repeats(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[fx.Node]] 
 
 
 def _repeated(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    written = {key for node in nodes for key in _written(node)}
+    written = set(map(_written, nodes))
     modes: dict[Any, str] = {}
     seen: set[tuple[str, ...]] = set()
     repeated: set[fx.Node] = set()
@@ -459,7 +446,7 @@ def _repeated(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         key = (_described(node), *modes.values())
         if key not in seen:
             seen.add(key)
-        elif value.layout is torch.strided and storage_key(value) not in written:
+        elif value.layout is torch.strided and _memory(node) not in written:
             repeated.add(node)
     return repeated
 

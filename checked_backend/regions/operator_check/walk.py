@@ -125,7 +125,7 @@ class Walk:
         written = {storage_key(target) for target in targets if isinstance(target, torch.Tensor)}
         groups: dict[int | None, list[fx.Node]] = {}
         for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True)):
-            if type(value) is torch.Tensor and place not in self._probed.wanted:
+            if type(value) is torch.Tensor and place not in self._probed.gradients:
                 groups.setdefault(storage_key(value), []).append(node)
         return {
             node
@@ -186,7 +186,7 @@ class Walk:
                 lane.values[node] = Missing("it reads an input in memory that another one shares, which is written to")
             return
         place = self._inputs.index(node)
-        value, wanted = self._probed.inputs[place], place in self._probed.wanted
+        value, wanted = self._probed.inputs[place], place in self._probed.gradients
         for lane in self._lanes:
             lane.put(node, self._copied(node, value) if lane is self._eager else value, gradient=wanted)
         if wanted and self._is_checked(node):
