@@ -57,8 +57,8 @@ class Exposed:
         graph: The graph to compile: the region's own results come first, its own inputs too.
         outputs: Number of the region's own results.
         values: For each node that is handed out, its place among the results.
-        versions: For each node that writes to a tensor which is used afterwards: the nodes that made such tensors, and
-            where what they hold then is among the results.
+        versions: For each node that writes to a tensor which is used afterwards: the node that made the tensor, and
+            where what it holds then is among the results.
         taps: For each node with a tap, the tap's recorded value.
         size: Bytes of what is handed out.
     """
@@ -66,7 +66,7 @@ class Exposed:
     graph: fx.GraphModule
     outputs: int
     values: Mapping[str, int]
-    versions: Mapping[str, Mapping[str, int]]
+    versions: Mapping[str, tuple[str, int]]
     taps: Mapping[str, torch.Tensor]
     size: int
 
@@ -79,7 +79,7 @@ class Exposed:
         Raises:
             KeyError: A size follows from no input.
         """
-        known = dict(_symbols(example_inputs, inputs))
+        known = {symbol: int(size) for symbol, size in _symbols(example_inputs, inputs)}
         return {name: _zeros(recorded, known) for name, recorded in self.taps.items()}
 
 
@@ -160,7 +160,7 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     graph = probe.graph
     exposed, tapped, rewritten = _planned(probe, gradients=gradients)
     values: dict[str, int] = {}
-    versions: dict[str, dict[str, int]] = {}
+    versions: dict[str, tuple[str, int]] = {}
     taps: dict[str, torch.Tensor] = {}
     behind = {node: node for node in exposed}  # where a node's own value is handed out: after its tap
     for node in tapped:
@@ -171,27 +171,21 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     for node in exposed:
         values[node.name] = len(results)
         results.append(_copied(graph, behind[node], behind[node]))
-    for writer, owners in rewritten.items():
-        versions[writer.name] = {}
-        for owner in owners:
-            versions[writer.name][owner.name] = len(results)
-            results.append(_copied(graph, behind.get(owner, owner), writer))
+    for writer, owner in rewritten.items():
+        versions[writer.name] = owner.name, len(results)
+        results.append(_copied(graph, behind.get(owner, owner), writer))
     graph.output_node().args = (tuple(results),)
     probe.recompile()
-    handed = [*exposed, *(owner for owners in rewritten.values() for owner in owners)]
-    return Exposed(probe, count, values, versions, taps, sum(map(_bytes, handed)))
+    return Exposed(probe, count, values, versions, taps, sum(map(_bytes, [*exposed, *rewritten.values()])))
 
 
-def _planned(
-    gm: fx.GraphModule, *, gradients: bool
-) -> tuple[list[fx.Node], list[fx.Node], dict[fx.Node, list[fx.Node]]]:
+def _planned(gm: fx.GraphModule, *, gradients: bool) -> tuple[list[fx.Node], list[fx.Node], dict[fx.Node, fx.Node]]:
     """The nodes to hand out, those to tap, and for each that writes to a tensor which is used later: what made that."""
     exposed: list[fx.Node] = []
     tapped: list[fx.Node] = []
-    rewritten: dict[fx.Node, list[fx.Node]] = {}
-    symbols = {
-        symbol for symbol, _ in _symbols([recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")], ())
-    }
+    rewritten: dict[fx.Node, fx.Node] = {}
+    inputs = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
+    symbols = {symbol for symbol, _ in _symbols(inputs, inputs)}
     written = set(map(_written, gm.graph.nodes))
     last = {_memory(source): place for place, node in enumerate(gm.graph.nodes) for source in node.all_input_nodes}
     owners: dict[int, fx.Node] = {}
@@ -199,7 +193,7 @@ def _planned(
         value = recorded_value(node)
         memory = _written(node)
         if memory in owners and last[memory] > place:
-            rewritten.setdefault(node, []).append(owners[memory])
+            rewritten[node] = owners[memory]
         if not isinstance(value, torch.Tensor):
             continue
         key = storage_key(value)
@@ -262,16 +256,15 @@ def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
     return copy
 
 
-def _symbols(recorded: Sequence[Any], real: Sequence[Any]) -> Iterator[tuple[sympy.Basic, int]]:
-    """The symbols that stand for inputs' sizes, with their values (0 where there are no real inputs)."""
-    for place, value in enumerate(recorded):
-        own = real[place] if real else value
-        pairs: list[tuple[Any, Any]] = [(value, own)]
+def _symbols(recorded: Sequence[Any], real: Sequence[Any]) -> Iterator[tuple[sympy.Basic, Any]]:
+    """The symbols that stand for inputs' sizes, with the sizes of the real inputs."""
+    for value, own in zip(recorded, real, strict=True):
+        pairs: Iterable[tuple[Any, Any]] = [(value, own)]
         if isinstance(value, torch.Tensor):
-            pairs = list(zip((*value.shape, *value.stride()), (*own.shape, *own.stride()), strict=True))
+            pairs = zip((*value.shape, *value.stride()), (*own.shape, *own.stride()), strict=True)
         for size, number in pairs:
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                yield size.node.expr, int(number) if real else 0
+                yield size.node.expr, number
 
 
 def _zeros(recorded: torch.Tensor, known: Mapping[Any, int]) -> torch.Tensor:

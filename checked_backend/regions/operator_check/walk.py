@@ -233,7 +233,8 @@ class Walk:
             self._random.add(node)
         if has_effects(node):
             self._incomplete(node, "it writes in place")
-        for name, place in self._exposed.versions.get(node.name, {}).items():
+        if node.name in self._exposed.versions:
+            name, place = self._exposed.versions[node.name]
             self._rewritten(node, name, self._take(place))
         if node.name in self._exposed.values:
             found = self._take(self._exposed.values[node.name])
