@@ -1,8 +1,13 @@
-"""Describe what operators exchange with other ranks: the collective, its group, the tensors that are sent."""
+"""What operators exchange with other ranks, and a Dynamo graph that is cut there.
+
+What a cut graph receives from other ranks are inputs, what it sends are results. It exchanges nothing, so that any
+process can compile it and run it, without any other rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -19,6 +24,7 @@ from checked_backend.graphs.source_line import source_line
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
 _OPAQUE = frozenset({"c10d", "symm_mem"})
 _HARMLESS = frozenset({"_wrap_tensor_autograd", "check_for_nan"})
+_ONE_SIDED = ("isend", "irecv")
 _MODULES = "torch.distributed"
 
 
@@ -161,28 +167,13 @@ def _home(target: Any) -> str:
     return own if isinstance(own, str) else str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRole:
-    """The part that a node of a Dynamo graph plays in a program of several ranks.
+def node_role(node: fx.Node) -> Role | None:
+    """The part of a node that `exchanges_anything`; ``NONE`` for one that only wraps what was received.
 
-    Attributes:
-        role: Its part; ``NONE`` for one that only wraps what was received.
-        family: The kind of its collective; "" for any other part.
-        in_place: Whether it writes what it receives to a tensor that it is given.
+    None where it calls no operator of torch's collectives.
     """
-
-    role: Role
-    family: str = ""
-    in_place: bool = False
-
-
-def node_role(node: fx.Node) -> NodeRole | None:
-    """Read a node that `exchanges_anything`; None where it calls no operator of torch's collectives."""
-    if node.op != "call_function" or _home(node.target) not in _FUNCTIONAL | _OPAQUE:
-        return None
-    base = _base(node)
-    role = _role(_home(node.target), base)
-    return NodeRole(role, _family(base), base.endswith(("_", "_out"))) if role is Role.COLLECTIVE else NodeRole(role)
+    home = _home(node.target)
+    return _role(home, _base(node)) if node.op == "call_function" and home in _FUNCTIONAL | _OPAQUE else None
 
 
 def _base(node: fx.Node) -> str:
@@ -198,14 +189,9 @@ def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
     return lines
 
 
-def _has_role(node: fx.Node, role: Role) -> bool:
-    known = node_role(node)
-    return known is not None and known.role is role
-
-
 def pending_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     """The inputs that a Dynamo graph waits for: the program has begun an exchange that writes to them."""
-    waits = [node for node in gm.graph.nodes if _has_role(node, Role.WAIT)]
+    waits = [node for node in gm.graph.nodes if node_role(node) is Role.WAIT]
     inputs = gm.graph.find_nodes(op="placeholder")
     return tuple(place for place, node in enumerate(inputs) if any(node in wait.all_input_nodes for wait in waits))
 
@@ -213,7 +199,154 @@ def pending_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
 def returns_pending_collectives(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph begins an exchange for whose result it does not wait: the program does, later."""
     return any(
-        not any(_has_role(user, Role.WAIT) for one in (node, *node.users) for user in one.users)
+        not any(node_role(user) is Role.WAIT for one in (node, *node.users) for user in one.users)
         for node in gm.graph.nodes
-        if _has_role(node, Role.COLLECTIVE)
+        if node_role(node) is Role.COLLECTIVE
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CutGraph:
+    """A graph without its collectives.
+
+    Attributes:
+        graph: The graph. Its last inputs are what it receives, its last results what it sends, in this order.
+        names: The exchanges as findings call them, in this order: ``all_reduce_0``.
+        received: The recorded values of the added inputs.
+    """
+
+    graph: fx.GraphModule
+    names: tuple[str, ...]
+    received: tuple[torch.Tensor, ...]
+
+
+def cut_collectives(gm: fx.GraphModule) -> CutGraph | str:
+    """Cut a graph.
+
+    Args:
+        gm: A copy of a Dynamo graph; it is changed.
+
+    Returns:
+        The graph that is left; or the reason why it cannot be cut.
+    """
+    reason = _uncuttable(gm)
+    if reason:
+        return reason
+    names: list[str] = []
+    sent: list[fx.Node] = []
+    received: list[torch.Tensor] = []
+    for node, role, operands in _collectives(gm):
+        if role is not Role.COLLECTIVE:  # a wait, for one result or for a list, or a wrapper: what is received is there
+            if not _replaced(gm, node, operands, many=isinstance(node.args[0], (list, tuple))):
+                return f"what {node.name} waits for is used as a whole list"
+            continue
+        values = node.meta.get("example_value")
+        given = values if isinstance(values, (list, tuple)) else (values,)
+        results = [value for value in given if isinstance(value, torch.Tensor)]
+        if len(results) != len(operands):
+            return f"what {node.name} receives is not known before it runs"
+        inputs = []
+        for operand, value, name in zip(operands, results, _names(node, len(operands), names), strict=True):
+            inputs.append(_input(gm, f"received_{name}", value))
+            sent.append(_copied(gm, node, operand))
+            received.append(inputs[-1].meta["example_value"])
+            names.append(name)
+        if not _replaced(gm, node, inputs, many=isinstance(values, (list, tuple))):
+            return f"what {node.name} receives is used as a whole list"
+    [output] = gm.graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *sent),)
+    gm.graph.lint()
+    gm.recompile()
+    return CutGraph(gm, tuple(names), tuple(received))
+
+
+def with_sent_aliases(gm: fx.GraphModule) -> fx.GraphModule:
+    """Have a graph return what it sends too, as tensors through which gradients come from the other ranks alone.
+
+    Args:
+        gm: A copy of a Dynamo graph that `cut_collectives` can cut; it is changed.
+    """
+    aliases = []
+    for node, role, operands in _collectives(gm):
+        for operand in operands if role is Role.COLLECTIVE else ():
+            with gm.graph.inserting_before(node):
+                alias = gm.graph.call_method("view_as", (operand, operand))
+            aliases.append(alias)
+            node.args = tuple(_exchanged(arg, operand, alias) for arg in node.args)
+    [output] = gm.graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *aliases),)
+    gm.recompile()
+    return gm
+
+
+def _exchanged(arg: Any, operand: fx.Node, alias: fx.Node) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return [alias if one is operand else one for one in arg]
+    return alias if arg is operand else arg
+
+
+def _uncuttable(gm: fx.GraphModule) -> str:
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if is_distributed_tensor(node.meta.get("example_value")):
+                return "it computes with distributed tensors, whose operators may exchange anything"
+            if not exchanges_anything(node):
+                continue
+            if module is not gm:
+                return f"{node.name} is in the body of another operator"
+            role = node_role(node)
+            if role is None or role is Role.OPAQUE or _family(_base(node)) in _ONE_SIDED:
+                return f"{node.name} ({node.target}) is no exchange whose results are its own"
+            if role is Role.COLLECTIVE and _base(node).endswith(("_", "_out")):
+                return f"{node.name} ({node.target}) writes what it receives to a given tensor"
+    return ""
+
+
+def _collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Role, Sequence[fx.Node]]]:
+    for node in list(gm.graph.nodes):
+        if exchanges_anything(node) and (role := node_role(node)) is not None:
+            yield node, role, _operands(node)
+
+
+def _operands(node: fx.Node) -> Sequence[fx.Node]:
+    first = node.args[0] if node.args else None
+    many: Any = first if isinstance(first, (list, tuple)) else (first,)
+    return [one for one in many if isinstance(one, fx.Node)]
+
+
+def _names(node: fx.Node, count: int, before: Sequence[str]) -> list[str]:
+    family = _family(_base(node))
+    seen = Counter(name.rpartition("_")[0] for name in before)
+    return [f"{family}_{seen[family] + place}" for place in range(count)]
+
+
+def _input(gm: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
+    inputs = gm.graph.find_nodes(op="placeholder")
+    with gm.graph.inserting_after(inputs[-1]) if inputs else gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        made = gm.graph.placeholder(name)
+    made.meta["example_value"] = value.detach().requires_grad_(value.requires_grad)
+    return made
+
+
+def _copied(gm: fx.GraphModule, node: fx.Node, operand: fx.Node) -> fx.Node:
+    """What a collective sends, as it is then: the program may write to it later."""
+    with gm.graph.inserting_before(node):
+        copy = gm.graph.call_method("clone", (operand,))
+    value: Any = operand.meta.get("example_value")
+    copy.meta = {"example_value": value.detach().requires_grad_(value.requires_grad)}
+    if "stack_trace" in node.meta:
+        copy.meta["stack_trace"] = node.meta["stack_trace"]
+    return copy
+
+
+def _replaced(gm: fx.GraphModule, node: fx.Node, inputs: Sequence[fx.Node], *, many: bool) -> bool:
+    """Give what is received to those that read it. Return whether all of them could be given it."""
+    if not many:
+        node.replace_all_uses_with(inputs[0])
+    for user in list(node.users):
+        if getattr(user.target, "__name__", "") != "getitem":
+            return False
+        user.replace_all_uses_with(inputs[user.args[1]])  # type: ignore[index]
+        gm.graph.erase_node(user)
+    gm.graph.erase_node(node)
+    return True

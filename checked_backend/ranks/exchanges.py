@@ -12,11 +12,12 @@ import torch
 from checked_backend._torch.tensors import storage_identity
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.ranks.matching import Exchange, indistinguishable
 from checked_backend.ranks.tape import (
     CollectiveTape,
+    Exchange,
     RecordCollectives,
     ReplayCollectives,
+    indistinguishable,
 )
 from checked_backend.verdict.decisions import TensorPair
 

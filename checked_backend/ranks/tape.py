@@ -7,6 +7,7 @@ tensors that they would send are compared like results. No rank therefore depend
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,103 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
 from checked_backend.ranks.collectives import Collective, Role, describe_collective, role_of
-from checked_backend.ranks.matching import Exchange, alike, nearest
+
+NEAR = 0.05
+"""Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
+
+This only decides which of several collectives of one kind and shape belong together, never whether one is right.
+"""
+
+SAME = 1e-3
+"""Of two sent tensors whose relative differences from a third one are at most this, neither is the likelier match.
+
+A compiler may reorder collectives, so of two that are near, the one that sends the very same is the right one.
+"""
+
+_SAMPLE = 4096
+
+
+Key = tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class Exchange:
+    """One tensor that a rank sent in a collective, and the tensor that it received.
+
+    Attributes:
+        family: ``all_reduce``, ...
+        terms: The parameters on which all ranks must agree.
+        sent: A copy of the tensor that is sent; None if nothing of it reaches another rank, or memory was too short.
+        received: A copy of the result; None before it has arrived, or if memory was too short.
+        name: Its name in findings, once eager's order is known: ``all_reduce_0``.
+    """
+
+    family: str
+    terms: tuple[tuple[str, Any], ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sent: torch.Tensor | None
+    received: torch.Tensor | None = None
+    name: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The facts in which two exchanges must agree to be the same."""
+        return self.family, self.terms, self.shape
+
+    def __str__(self) -> str:
+        terms = ", ".join(f"{name}={value}" for name, value in self.terms)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.family}({dtype}{list(self.shape)}, {terms})"
+
+
+def nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
+    """The exchange that sends the same. Of those that differ by rounding alone it is the first: their order decides."""
+    near_ones = []
+    for one in others:
+        distance = _distance(own, one)
+        if distance <= SAME:
+            return one
+        if distance <= NEAR:
+            near_ones.append((distance, one))
+    least = min((distance for distance, _ in near_ones), default=0.0)
+    return next((one for distance, one in near_ones if distance <= 10 * least), None)
+
+
+def indistinguishable(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+    """The exchanges that send the same and receive something else each, so that their order alone tells which is which.
+
+    Returns:
+        Groups of two exchanges and more.
+    """
+    groups: list[list[Exchange]] = []
+    for one in exchanges:
+        if one.received is None:
+            continue
+        like = [group for group in groups if group[0].key == one.key and _distance(group[0], one) <= SAME]
+        if like:
+            like[0].append(one)
+        else:
+            groups.append([one])
+    return [group for group in groups if not all(_is_same(group[0].received, one.received) for one in group[1:])]
+
+
+def _is_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _distance(one: Exchange, other: Exchange) -> float:
+    """The relative distance of what two exchanges of one shape send, in a sample of the elements."""
+    if one.sent is None or other.sent is None:
+        return 0.0
+    step = max(1, one.sent.numel() // _SAMPLE)
+    first, second = (tensor.detach().reshape(-1)[::step].to(torch.float64) for tensor in (one.sent, other.sent))
+    both = torch.isfinite(first) & torch.isfinite(second)
+    same = first.nan_to_num(0.25, 0.5, -0.5)[~both] == second.nan_to_num(0.25, 0.5, -0.5)[~both]
+    if not bool(same.all()):
+        return math.inf
+    scale = float(first[both].norm()) + float(second[both].norm())
+    return 0.0 if not scale else 2 * float((first - second)[both].norm()) / scale
 
 
 class CollectiveReplayError(CheckedBackendError):
@@ -224,7 +321,11 @@ class ReplayCollectives(OperatorMode):
     def unused(self) -> Sequence[Exchange]:
         """Exchanges on the tape that this run did not make, without repetitions of those that it made."""
         known = [*self.sent, *self._earlier]
-        return [one for one in self._unused if not any(one.key == other.key and alike(one, other) for other in known)]
+        return [
+            one
+            for one in self._unused
+            if not any(one.key == other.key and _distance(one, other) <= NEAR for other in known)
+        ]
 
     @property
     def doubtful(self) -> bool:
@@ -278,7 +379,8 @@ class ReplayCollectives(OperatorMode):
             return _zeros(func, collective, place, args, kwargs)
         received = exchange.received
         if received is None:
-            raise CollectiveReplayError(f"the result of {own} was not kept: {_short(self.tape)}")
+            why = "it had not arrived" if self.tape.short is None else "there was no memory for a copy"
+            raise CollectiveReplayError(f"the result of {own} was not kept: {why}")
         if exchange in self.sent or exchange not in self.tape.exchanges:
             self.repeated = True
         else:
@@ -308,10 +410,6 @@ def _zeros(
     func: OpOverload, collective: Collective, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     """Zeros of the shape that a collective's result would have."""
-    if collective.out is not None:
-        return torch.zeros_like(collective.out)
-    if collective.in_place:
-        return torch.zeros_like(collective.inputs[place])
     shapes = func(*[_meta(arg) for arg in args], **{name: _meta(value) for name, value in kwargs.items()})
     shape = _results(collective, shapes)[place]
     return torch.zeros(shape.shape, dtype=shape.dtype, device=collective.inputs[place].device)
@@ -331,9 +429,3 @@ def _handed_out(collective: Collective, received: Sequence[torch.Tensor]) -> Any
             target.detach().copy_(result)
         return list(collective.inputs) if collective.many else collective.inputs[0]
     return list(received) if collective.many else received[0]
-
-
-def _short(tape: CollectiveTape) -> str:
-    if tape.short is not None:
-        return "there was no memory for a copy"
-    return "it had not arrived"

@@ -17,7 +17,7 @@ from checked_backend._torch.collectives import patience_of_ranks
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import outputs_of
-from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
+from checked_backend.ranks.collectives import cut_collectives, with_sent_aliases
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.compile import copy_graph, eager_graph
 from checked_backend.regions.execution import Call, Cotangents, Result, Subjects, execute

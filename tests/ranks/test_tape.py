@@ -9,8 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from checked_backend.ranks.matching import indistinguishable
-from checked_backend.ranks.tape import CollectiveReplayError, CollectiveTape, RecordCollectives, ReplayCollectives
+from checked_backend.ranks.tape import (
+    CollectiveReplayError,
+    CollectiveTape,
+    RecordCollectives,
+    ReplayCollectives,
+    indistinguishable,
+)
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

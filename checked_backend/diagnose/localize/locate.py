@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.called import aten_name, called_bodies, is_higher_order
-from checked_backend.diagnose.localize.cut import CallOracle, Cut, GradientValues, Parts
+from checked_backend.diagnose.localize.cut import CallOracle, Cut, GradientValues, Parts, wrong_producer
 from checked_backend.diagnose.localize.flow import error_flow
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
@@ -25,14 +25,12 @@ from checked_backend.diagnose.localize.probe import (
     probe_isolated,
     share_of,
 )
-from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Capture, GraphKind, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
     called_name,
     calls_of,
     can_be_walked,
-    is_symbolic,
     self_contained,
 )
 from checked_backend.errors import CheckedBackendError
@@ -326,13 +324,13 @@ class Search:
             kernel: A kernel that is wrong on the inputs that it really gets; None if none is known.
         """
         if not in_values:
-            return self._bisected() or self._whole()
+            return self._bisected() or self._nowhere()
         if kernel is not None:
             recorded, faulty = self._recorded(kernel)
             return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
         if slight is None:
-            return self._bisected() or self._differentiated() or self._whole()
+            return self._bisected() or self._differentiated() or self._nowhere()
         # an operator's error may explain all that is wrong with a region
         share = share_of(slight[1].finding)
         if share >= CLEAR or max(map(share_of, in_values)) <= MUCH * share:
@@ -375,7 +373,7 @@ class Search:
         if any((one.name, one.target) == (node.name, node.target) for one in parts):
             return self._faulty(recorded, faulty)  # an operator that magnifies the slight error is not at fault
         self.notes.append(f"{node.name} ({node.target}) is wrong too, but far too slightly to explain it")
-        return replace(found or grosser._whole(), notes=tuple(self.notes))
+        return replace(found or grosser._nowhere(), notes=tuple(self.notes))
 
     def _differentiated(self) -> Location | None:
         """Take Dynamo's graph apart with its gradients: forward and backward may only be wrong together."""
@@ -511,19 +509,9 @@ class Search:
         note += "" if right is None else f", and right up to {_place_of(right)}"
         self.known(Location(self.stage, kind, message=wrong.finding.message, notes=(*self.notes, note)))
 
-    def _whole(self) -> Location:
-        """The last resort: a whole graph, if it fails by itself."""
-        for recorded in self.graphs:
-            case = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
-            findings = self.oracle(case)
-            if findings:
-                outputs = {f"output[{place}]": node for place, node in enumerate(outputs_of(recorded.graph.graph))}
-                node = outputs.get(findings[0].subject)
-                cut = Cut(case, node, findings[0]) if isinstance(node, fx.Node) else None
-                message = findings[0].message
-                return Location(self.stage, recorded.kind, message=message, cut=cut, notes=tuple(self.notes))
+    def _nowhere(self) -> Location:
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
-        self.notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
+        self.notes.append(f"no part of the region ({kinds}) is wrong when it is compiled by itself")
         return Location(self.stage, notes=tuple(self.notes))
 
 

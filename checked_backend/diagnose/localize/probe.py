@@ -102,7 +102,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     """
     inputs = unshared(gm, inputs)
     compiled = _Compiled(gm, inputs, compiler, limit)
-    probed = Probed(inputs, frozenset(), compiled.results, {}, {}, {})
+    probed = Probed(inputs, compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
 
     def enough(wrong: Wrong) -> bool:
@@ -139,7 +139,7 @@ class _Compiled:
         made = [made.name for node in calls if worth_exposing(node) for made in tensors_made(node)]
         written = {_written_input(node): node for node in calls if _written_input(node) is not None}
         values = {name: place for place, name in enumerate(made)}
-        versions = {node.name: {f"{source}": len(made) + place} for place, (source, node) in enumerate(written.items())}
+        versions = {node.name: (f"{source}", len(made) + place) for place, (source, node) in enumerate(written.items())}
         self.exposed = Exposed(gm, 0, values, versions, {}, 0)
         self.results: list[Any] = [None] * (len(made) + len(written))
         self.kept: dict[str, torch.Tensor] = {}
@@ -178,7 +178,8 @@ class _Compiled:
         if len(self._parts) == 1:
             self.kept.update((name, results[place]) for name, place in places.items())
         for node in part:
-            for source, place in self.exposed.versions.get(node.name, {}).items():
+            if node.name in self.exposed.versions:
+                source, place = self.exposed.versions[node.name]
                 self.results[place] = given[[each.name for each in sources].index(source)]
 
 

@@ -63,24 +63,9 @@ def _entangled(node: fx.Node, owners: Mapping[int | None, int]) -> bool:
 
 
 def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs on which a graph may be run: copies of those that it writes to, and the others themselves.
-
-    Args:
-        gm: A functional ATen graph, which only writes to its inputs. For any other graph all inputs are copied.
-    """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    aten = all(isinstance(node.target, OpOverload) or is_item(node) for node in calls_of(gm))
-    written = {node.all_input_nodes[0] for node in calls_of(gm) if writes(node)} if aten else set()
-    if not aten or any(source.op != "placeholder" for source in written):
-        return copy_values(inputs)
-    storages = {
-        storage_key(value)
-        for node, value in zip(placeholders, inputs, strict=True)
-        if node in written and isinstance(value, torch.Tensor)
-    }
-    shared = [isinstance(value, torch.Tensor) and storage_key(value) in storages for value in inputs]
-    copies = iter(copy_values([value for value, own in zip(inputs, shared, strict=True) if own]))
-    return [next(copies) if own else value for value, own in zip(inputs, shared, strict=True)]
+    """Inputs on which a graph may be run: themselves if it has ATen's operators that write to nothing, else copies."""
+    harmless = all((isinstance(node.target, OpOverload) and not writes(node)) or is_item(node) for node in calls_of(gm))
+    return [*inputs] if harmless else copy_values(inputs)
 
 
 def is_symbolic(gm: fx.GraphModule) -> bool:

@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,31 @@ from checked_backend._torch.caches import compile_cache_folder
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend._torch.graph_code import graph_digest
 from checked_backend._torch.graph_json import NotInJsonError, value_to_json
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of, recorded_value
+from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.process.memory import whole_memory, with_deep_stack
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Call, Subjects
-from checked_backend.regions.operator_check.findings import findings_of
+from checked_backend.regions.operator_check.findings import Place, findings_of, places_reached
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
-from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
-from checked_backend.regions.operator_check.out_of_place import out_of_place
-from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
-from checked_backend.regions.operator_check.repeats import values_of, without_repeats
+from checked_backend.regions.operator_check.probe import (
+    Exposed,
+    Probed,
+    bare,
+    expose,
+    out_of_place,
+    run_region,
+    values_of,
+    without_repeats,
+)
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk, walk_again
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.runner import short
 
 LARGEST = 1 << 31
@@ -55,9 +66,16 @@ torch's caches do not look at it.
 FORMAT = 1
 """Of the files that say that a front is right: raised with what its check looks at."""
 
-SUBJECT = "operators by themselves"
+FAR = 4.0
+"""A probe this many times as far from the region as the region is from eager is another program than the region.
 
-GRADIENTS = "gradients of operators by themselves"
+Returning inner tensors changes how a compiler fuses and schedules. Errors of such a probe alone do not count.
+"""
+
+SAMPLES = 2
+"""Runs in eager with other roundings: two that are near each other by chance are not taken for exact."""
+
+SUBJECT = "operators by themselves"
 
 _OTHER = (
     "returning inner tensors makes the compiler produce a different program; that one is wrong here, the original is "
@@ -185,7 +203,10 @@ class OperatorCheck:
                 self._forget()
         if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
-        self._check_with_probe(call, decisions)
+        doubtful = self._check_probe(call, decisions)
+        if doubtful:
+            why = _OTHER if self._kernels is None else _BEFORE_CODE
+            raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
         if self._kernels is None:
             return
         front = self._earlier
@@ -217,21 +238,6 @@ class OperatorCheck:
         gm = eager_graph(self._graph) if any(one.checks.wrong for one in checked) else self._graph
         self._conclude(gm, of_region(gm, checked), call.subjects, decisions)
         return [*{id(one.module): one.module for one in checked}.values()]
-
-    def _check_with_probe(self, call: Call, decisions: OperatorDecisions) -> None:
-        try:
-            doubtful = self._check_probe(call, decisions)
-        except Exception as error:
-            if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(call):
-                raise
-            decisions.reason = short(error)
-            decisions.skips.append(Skip(GRADIENTS, f"not checked: {short(error)}"))
-            self._gradients = False
-            self._forget()
-            doubtful = self._check_probe(call, decisions)
-        if doubtful:
-            why = _OTHER if self._kernels is None else _BEFORE_CODE
-            raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
 
     def _conclude(
         self,
@@ -343,7 +349,7 @@ class OperatorCheck:
 
     def _run(self, probe: _Probe, call: Call) -> Probed:
         exposed = probe.exposed
-        expected = exposed.outputs + len(exposed.values) + sum(map(len, exposed.versions.values()))
+        expected = exposed.outputs + len(exposed.values) + len(exposed.versions)
 
         def run(*args: Any) -> Sequence[Any]:
             returned = probe.compiled(*args)
@@ -371,6 +377,58 @@ def _with_values(whole: fx.GraphModule | None, read: Sequence[fx.Node], call: Ca
     wanted = wanted if inputs.requires_grad else set()
     more = replace(inputs, args=(*inputs.args, *values), requires_grad=inputs.requires_grad | wanted)
     return replace(call, inputs=more)
+
+
+def other_places(probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], call: Call) -> set[Place]:
+    """The results and gradients in which a probe is another program than the region as it was compiled.
+
+    Args:
+        probed: A run of the probe, with no results but the region's own.
+    """
+
+    def ran(program: Callable[..., Any], *modes: AbstractContextManager[Any]) -> dict[Place, Any]:
+        return _by_place(run_region(program, call, lambda _results: probed.cotangents, modes=modes))
+
+    tape, choices = RandomTape(), ChoiceTape()
+    own, right = ran(region), ran(eager, RecordRandom(tape), RecordChoices(choices))
+    rounded = [
+        ran(eager, ReplayRandom(tape), MonteCarloMode(1 + seed, 1.0), ReplayChoices(choices)) for seed in range(SAMPLES)
+    ]
+    return {
+        place
+        for place, found in _by_place(probed).items()
+        if _is_far(found, own.get(place), right.get(place), [sample.get(place) for sample in rounded])
+    }
+
+
+def _by_place(probed: Probed) -> dict[Place, Any]:
+    results: dict[Place, Any] = {(False, place): value for place, value in enumerate(probed.results)}
+    return results | {(True, place): value for place, value in probed.gradients.items()}
+
+
+def errors_of_probe(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[Place]) -> list[Wrong]:
+    """The errors that may be the probe's alone, because they reach a place where the probe is another program.
+
+    An error that reaches no such place is also the region's, whatever else is wrong with the probe: each operator was
+    checked on its own inputs.
+    """
+    reached_by = [(one, set(places_reached(gm, one))) for one in wrong]
+    explained = set().union(*(places for one, places in reached_by if one.gradient))
+    # these gradients may be wrong because a value is; a loss hardly shows that value's error
+    gradients = {place for place in elsewhere - explained if place[0]}
+    return [one for one, places in reached_by if not elsewhere.isdisjoint(places) or (gradients and not one.gradient)]
+
+
+def _is_far(found: Any, region: Any, right: Any, rounded: Sequence[Any]) -> bool:
+    """Whether the probe's tensor is further from the region's than rounding or the region's own error explains."""
+    tensors = (found, region, right, *rounded)
+    if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in tensors):
+        return False
+    if any(value.shape != found.shape for value in tensors) or not found.numel():
+        return False
+    near = [unit_roundoff(right.dtype) * root_mean_square(right)]
+    near += [root_mean_square(difference(right, value)) for value in (region, *rounded)]
+    return root_mean_square(difference(region, found)) > FAR * max(near)
 
 
 def _limits(

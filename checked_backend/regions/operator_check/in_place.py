@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,15 +12,17 @@ from torch import fx
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend._torch.settings import without_autocast
 from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
+from checked_backend.graphs.effects import writes
+from checked_backend.graphs.nodes import is_getitem, origin_of, outputs_of, recorded_value
+from checked_backend.graphs.operators import describe_operator
 from checked_backend.regions.execution import Call
-from checked_backend.regions.operator_check.parts import Parts
-from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
+from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed, run_region
 from checked_backend.regions.operator_check.recorder import Key, Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
-from checked_backend.regions.operator_check.units import Units
+from checked_backend.regions.operator_check.units import Needed, Units
 from checked_backend.regions.operator_check.walk import Walk, walk_again
 
 
@@ -45,6 +48,12 @@ class CheckedModule:
 
 SMALL = 1 << 26
 """Bytes of tensors that are kept of a module at first. It takes one run, and hardly any memory beside a model's."""
+
+MOST_RUNS = 32
+"""The most runs of a region to check its kernels."""
+
+FEW_RUNS = 4
+"""About so many runs are worth the memory that they save."""
 
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
 """Makes the gradients that are sent in, by place among the results."""
@@ -195,7 +204,7 @@ class KernelCheck:
         exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
 
         def walk(checks: TensorChecks) -> None:
-            probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
+            probed = Probed(arguments, [*recording.results, *values.values()], {}, {}, {})
             without = () if part is None else part.ends
             call.rng.restore()
             with without_autocast():
@@ -239,6 +248,133 @@ def _is_alike(traced: Any, value: torch.Tensor) -> bool:
     if not isinstance(traced, torch.Tensor) or traced.dtype != value.dtype or traced.dim() != value.dim():
         return False
     return all(size == own for size, own in zip(traced.shape, value.shape, strict=True) if isinstance(size, int))
+
+
+class Parts:
+    """The tensors of a module that are not checked yet.
+
+    In each run of the region some of them are kept, with all that they are computed from.
+
+    Args:
+        recording: The first run.
+        kept: The bytes that the first run may have kept.
+        room: The most bytes to keep in a run.
+
+    Attributes:
+        module: The module.
+        room: The most bytes that are kept in a run.
+        units: The units of the module's graph, as far as it is known which tensors can be seen.
+        ends: The calls at the end of its graph that write to inputs. They are compared with the region as a whole.
+        unchecked: Nodes that cannot be checked, with the reason.
+    """
+
+    def __init__(self, module: GeneratedModule, recording: Recording, kept: float, room: float) -> None:
+        self.module = module
+        self._sizes = dict(recording.sizes)
+        self._graph = module.graph
+        nodes = list(module.graph.graph.nodes)
+        last = itertools.takewhile(lambda node: node.op == "output" or (writes(node) and not node.users), nodes[::-1])
+        self.ends = {node for node in last if node.op != "output"}
+        self._buffers: dict[fx.Node, Key] = {}
+        for name, held in module.held.items():
+            if name in recording.sizes:  # others are never written
+                self._buffers |= {node: name for node in held if node is not None and node not in self.ends}
+            if name in recording.left_out:
+                self._sizes[name] *= len(held)
+        self._add_results()
+        self.room = min(room, max(kept, sum(self._sizes.values()) / FEW_RUNS))
+        self._places: dict[fx.Node, Key] = {
+            node: place for place, node in enumerate(module.graph.graph.find_nodes(op="placeholder"))
+        }
+        self._drawing = [node for node in nodes if _draws(node)]
+        self._pending = [node for node in nodes if node in self._buffers]
+        self.unchecked: dict[str, str] = {}
+        self.units = self._new_units()
+        self._asked = False
+        self._runs = 1
+
+    def take(self, recording: Recording, values: Mapping[str, torch.Tensor]) -> list[fx.Node]:
+        """The nodes that can be checked now, because all that they are computed from was kept.
+
+        Args:
+            values: The values of nodes that are known of the recording.
+        """
+        hidden = [node for node, name in self._buffers.items() if name in recording.values and node.name not in values]
+        if hidden:  # they are checked with what reads them
+            for node in hidden:
+                del self._buffers[node]
+            self._pending = [node for node in self._pending if node in self._buffers]
+            self._pending += self._add_results()
+            self.units = self._new_units()
+        arguments = recording.arguments or ()
+        known = {node for node in self._buffers if node.name in values}
+        known |= {node for (node, _), value in zip(self._places.items(), arguments, strict=True) if value is not None}
+        ready = [node for node in self._pending if node in known and known.issuperset(self._kept_for(node))]
+        if self._asked and not ready and not hidden:
+            self._give_up(self._pending[0])
+        self._pending = [node for node in self._pending if node not in ready]
+        return ready
+
+    def _add_results(self) -> list[fx.Node]:
+        """Let the results that no buffer has be checked, too, but those that are views."""
+        added = []
+        for place, node in enumerate(outputs_of(self._graph.graph)):
+            is_known = not isinstance(node, fx.Node) or node.op not in CALLS or node in self._buffers or _is_view(node)
+            if not is_known and isinstance(recorded_value(node), torch.Tensor):
+                self._buffers[node] = ~place
+                added.append(node)
+        return added
+
+    def drawing_before(self, nodes: Sequence[fx.Node]) -> set[str]:
+        """Names of the nodes that draw random numbers up to the last of some nodes."""
+        last = max(map(self.units.order.__getitem__, nodes), default=0)
+        return {node.name for node in self._drawing if self.units.order[node] <= last}
+
+    def next_part(self) -> set[Key]:
+        """What to keep in the next run; nothing if all is checked."""
+        keys: set[Key] = set()
+        self._runs += 1
+        for node in list(self._pending):
+            if self._runs > MOST_RUNS:
+                self._give_up(node)
+                continue
+            more = {self._buffers.get(one, self._places.get(one, "")) for one in (node, *self._kept_for(node))}
+            size = sum(self._sizes.get(key, 0) for key in keys | more)
+            if size <= self.room:
+                keys |= more
+            elif keys:
+                break
+            else:
+                self._give_up(node)
+        self._asked = bool(keys)
+        return keys
+
+    def _give_up(self, node: fx.Node) -> None:
+        self._pending.remove(node)
+        self.unchecked[node.name] = f"the tensors inside of the region take more than {self.room / 2**30:.2g} GiB"
+
+    def _new_units(self) -> Units:
+        self._known_needs: dict[fx.Node, set[fx.Node]] = {}
+        return Units(self._graph, {node.name for node in self._buffers}, returned=False)
+
+    def _kept_for(self, node: fx.Node) -> set[fx.Node]:
+        """The tensors that have to be known so that a node can be checked."""
+        if node not in self._known_needs:
+            needed: Needed = self.units.needed({node.name, *self.drawing_before([node])})
+            self._known_needs[node] = needed.sources | needed.calls.intersection(self._buffers)
+        return self._known_needs[node]
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.args[0].target if is_getitem(node) and isinstance(node.args[0], fx.Node) else node.target
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _draws(node: fx.Node) -> bool:
+    if isinstance(node.target, OpOverload):
+        return describe_operator(node.target).draws
+    return isinstance(node.target, HigherOrderOperator)
 
 
 def of_region(gm: fx.GraphModule, checked: Iterable[CheckedModule]) -> TensorChecks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from checked_backend.errors import CheckedBackendError
@@ -30,7 +29,6 @@ class OperatorStep:
     def __init__(self, check: OperatorCheck, local: Callable[[Call], Call] = lambda call: call) -> None:
         self._check = check
         self._local = local
-        self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
         self._last: tuple[OperatorDecisions, Subjects] | None = None
         self._reason = ""
@@ -55,13 +53,11 @@ class OperatorStep:
         checked = 0
         if decisions.recheck and not _fails(decisions):
             found = self._checked(call)
-            with self._lock:
-                self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
+            self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
             checked = found.checked
-        self._limit(decisions)
-        self._tell(decisions, {**scales, **decisions.scales})
+        self._note_limits(decisions, {**scales, **decisions.scales})
         return checked
 
     def _checked(self, call: Call) -> OperatorDecisions:
@@ -82,34 +78,25 @@ class OperatorStep:
             scales: Their noise in earlier calls.
         """
         known = {**scales, **decisions.scales}
-        with self._lock:
-            last, self._last = self._last, None
+        last, self._last = self._last, None
         if last is not None and not _fails(decisions):
             found, subjects = last
             decisions.findings += _gradient_findings(found, subjects, known)
-        self._limit(decisions)
-        self._tell(decisions, known)
+        self._note_limits(decisions, known)
 
-    def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
-        """Skip tensors whose noise hides any error in this precision, if operators were not checked either.
+    def _note_limits(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
+        """Lower the limits if each operator was checked: a result hides no more than the least precise operator.
 
-        A tensor that is nothing but rounding is no skip: no part of it can be wrong.
+        Where operators were not checked, tensors whose noise hides any error in this precision are skipped. A tensor
+        that is nothing but rounding is no skip: no part of it can be wrong.
         """
-        with self._lock:
-            reason = self._reason
-        if not reason:
-            return
-        for name, limit in decisions.own_precision_limits.items():
-            if limit >= 1 and not _is_rounding(scales.get(name)):
-                decisions.skips.append(Skip(name, _HIDDEN.format(reason), matters=True))
-
-    def _limit(self, decisions: Decisions) -> None:
-        """Lower the limits if each operator was checked: a result hides no more than the least precise operator."""
-        with self._lock:
-            limits = self._limits
+        limits = self._limits
         decisions.own_precision_limits = {
             name: min(limit, limits.get(name, limit)) for name, limit in decisions.own_precision_limits.items()
         }
+        for name, limit in decisions.own_precision_limits.items() if self._reason else ():
+            if limit >= 1 and not _is_rounding(scales.get(name)):
+                decisions.skips.append(Skip(name, _HIDDEN.format(self._reason), matters=True))
 
 
 def _gradient_findings(

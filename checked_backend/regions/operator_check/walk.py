@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +28,7 @@ from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
-from checked_backend.regions.operator_check.gradient_sums import GradientSums
-from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
+from checked_backend.regions.operator_check.lane import CANCELS, Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
 from checked_backend.regions.operator_check.recorder import is_unchanged
 from checked_backend.regions.operator_check.tensor_checks import (
@@ -101,10 +101,10 @@ class Walk:
         self._by_values: set[fx.Node] = set()
         self._inputs = gm.graph.find_nodes(op="placeholder")
         self._eager = Lane(gm)
-        self._moved = [Moved(1 + seed) for seed in range(0 if self.checks.quick else SAMPLES)]
         self._lanes = [self._eager]
         if not self.checks.quick:
-            moved = [Lane(gm, self._float64(1 + seed), wide=True, moved=one) for seed, one in enumerate(self._moved)]
+            seeds = range(1, 1 + SAMPLES)
+            moved = [Lane(gm, self._float64(seed), wide=True, moved=Moved(seed)) for seed in seeds]
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(writes(node) for node in gm.graph.nodes if node not in without)
@@ -117,7 +117,7 @@ class Walk:
             gradients = {name for name, gradient, _ in self.checks.only if gradient}
             # what draws later gets other numbers without it
             self._needed = self._units.needed(values | self.checks.drew, gradients)
-        self._gradients = GradientSums(self._lanes, self._moved, self.checks)
+        self._gradients = GradientSums(self._lanes, self.checks)
 
     def _sharing_memory(self) -> set[fx.Node]:
         """The inputs in memory that others share and the graph writes to."""
@@ -125,7 +125,7 @@ class Walk:
         written = {storage_key(target) for target in targets if isinstance(target, torch.Tensor)}
         groups: dict[int | None, list[fx.Node]] = {}
         for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True)):
-            if type(value) is torch.Tensor and place not in self._probed.wanted:
+            if type(value) is torch.Tensor and place not in self._probed.gradients:
                 groups.setdefault(storage_key(value), []).append(node)
         return {
             node
@@ -186,7 +186,7 @@ class Walk:
                 lane.values[node] = Missing("it reads an input in memory that another one shares, which is written to")
             return
         place = self._inputs.index(node)
-        value, wanted = self._probed.inputs[place], place in self._probed.wanted
+        value, wanted = self._probed.inputs[place], place in self._probed.gradients
         for lane in self._lanes:
             lane.put(node, self._copied(node, value) if lane is self._eager else value, gradient=wanted)
         if wanted and self._is_checked(node):
@@ -233,7 +233,8 @@ class Walk:
             self._random.add(node)
         if has_effects(node):
             self._incomplete(node, "it writes in place")
-        for name, place in self._exposed.versions.get(node.name, {}).items():
+        if node.name in self._exposed.versions:
+            name, place = self._exposed.versions[node.name]
             self._rewritten(node, name, self._take(place))
         if node.name in self._exposed.values:
             found = self._take(self._exposed.values[node.name])
@@ -275,8 +276,10 @@ class Walk:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
             carried = self._units.carries(node) and len(exact) > 0 and all(alike(value, found) for value in exact)
-            for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:-1], strict=True), 1):
-                shift = moved.shift(found, unit_roundoff(found.dtype))
+            for number, lane in enumerate(self._lanes[1:]):
+                if lane.moved is None:
+                    continue
+                shift = lane.moved.shift(found, unit_roundoff(found.dtype))
                 if carried:
                     more = exact[number].detach() - exact[0].detach()
                     shift = shift + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
@@ -420,6 +423,133 @@ class Walk:
         if node.op != "placeholder":
             return self._probed.taps.get(node.name)
         return self._probed.gradients.get(self._inputs.index(node))
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Gradients on their way to one tensor."""
+
+    by_lane: list[torch.Tensor | None]
+    roundoff: float
+    narrows: bool = False
+    jumps: bool = False
+    smooth: bool = True
+    whole: bool = True
+    largest: torch.Tensor | None = None
+
+
+class GradientSums:
+    """The gradients that arrive at tensors of a region, in each lane: the sums of what their readers pass back."""
+
+    def __init__(self, lanes: Sequence[Lane], checks: TensorChecks) -> None:
+        self._lanes = lanes
+        self._checks = checks
+        self._sums: dict[fx.Node, _Sum] = {}
+
+    def expect(self, node: fx.Node, value: torch.Tensor) -> None:
+        """Gather the gradient of a node's value from now on."""
+        self._sums[node] = _Sum([None] * len(self._lanes), roundoff_of(value))
+
+    def incomplete(self, node: fx.Node, sources: Sequence[fx.Node], reason: str = "") -> None:
+        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be checked."""
+        for source in sources:
+            if source in self._sums:
+                self._sums[source].whole = False
+                if reason and not any(node.name in told for told in self._checks.unchecked):
+                    self._checks.unchecked[f"gradients that pass {node.name}"] = reason
+
+    def pass_back(
+        self,
+        node: fx.Node,
+        sources: Sequence[fx.Node],
+        arriving: torch.Tensor | None,
+        *,
+        roundoff: float,
+        jumps: bool,
+        smooth: bool,
+        exact: bool = False,
+    ) -> None:
+        """Run a node's backward pass in each lane, and add the resulting gradients to the sums of its sources.
+
+        Args:
+            sources: The nodes that it is made of.
+            arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
+            roundoff: How far the node's value may be off.
+            jumps: Whether rounding may change the gradients that it passes back by any amount.
+            smooth: Whether rounding is known not to.
+            exact: Whether the gradient is known exactly, and is not moved.
+        """
+        if arriving is None or not any(source in self._sums for source in sources):
+            return  # no requested gradient depends on it
+        for place, lane in enumerate(self._lanes):
+            given = arriving
+            if lane.moved is not None and not exact:
+                given = arriving.to(torch.float64) + lane.moved.shift(arriving, unit_roundoff(arriving.dtype))
+            largest: dict[fx.Node, torch.Tensor] = {}
+            try:
+                found = lane.gradients(node, sources, given, largest)
+            except Exception as error:
+                self._checks.unchecked[f"gradient at {node.name}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.incomplete(node, sources)
+                return
+            for source, gradient in found.items():
+                if gradient is not None and source in self._sums:
+                    known = self._sums[source].by_lane[place]
+                    self._sums[source].by_lane[place] = gradient if known is None else known + gradient
+            for source, part in largest.items():
+                if source in self._sums:
+                    most = self._sums[source].largest
+                    self._sums[source].largest = part if most is None else torch.maximum(most, part)
+        for source in sources:
+            if source in self._sums:
+                one = self._sums[source]
+                one.narrows |= roundoff > one.roundoff
+                one.roundoff = max(roundoff, one.roundoff)
+                one.jumps |= jumps
+                one.smooth &= smooth
+
+    def _round_sum(self, made: list[torch.Tensor], largest: torch.Tensor, roundoff: float) -> None:
+        """Move the perturbed lanes' sums by a rounding of their greatest part, where it is far greater than the sum."""
+        cancelled = torch.where(largest > CANCELS * made[1].detach().abs(), largest, 0.0)
+        if bool(cancelled.any()):
+            for place, lane in enumerate(self._lanes):
+                if lane.moved is not None:
+                    made[place] = made[place] + torch.where(cancelled > 0, lane.moved.shift(cancelled, roundoff), 0.0)
+
+    def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
+        """Check the gradient of a node's value once its sum is complete, and forget the sum."""
+        total = self._sums.pop(node, None)
+        if total is not None and total.whole:
+            self._check_gradient(node, total, sent)
+
+    def _check_gradient(self, node: fx.Node, total: _Sum, sent: torch.Tensor | None) -> None:
+        known = [one for one in (sent, *total.by_lane) if one is not None]
+        if not known:
+            return
+        found = torch.zeros_like(known[0]) if sent is None else sent
+        made = [torch.zeros_like(known[0]) if one is None else one for one in total.by_lane]
+        if not can_be_checked(found) or found.layout is not torch.strided or not found.numel():
+            return
+        if any(not alike(one, found) for one in made):
+            self._checks.unchecked[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
+            return
+        if self._checks.settle(node, found, made[0], gradient=True):
+            return
+        if total.largest is not None and alike(total.largest, found):
+            self._round_sum(made, total.largest, unit_roundoff(found.dtype))
+        error = own_error(
+            found,
+            made,
+            roundoff=total.roundoff,
+            narrows=total.narrows,
+            jumps=total.jumps,
+            smooth=total.smooth,
+        )
+        if error is None:
+            if not torch.equal(found.nan_to_num(), made[0].nan_to_num()):
+                self._checks.unchecked[f"gradient of {node.name}"] = TOO_FEW
+        else:
+            self._checks.note(node, error, found, made[1], gradient=True)
 
 
 def walk_again(
