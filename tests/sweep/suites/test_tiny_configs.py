@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from checked_backend.sweep.suites.tiny_configs import WAYS, Shrinking, tiny_config
+from checked_backend.sweep.suites.huggingface import WAYS, Shrinking, tiny_config
 from tests.support.stub_config import Stub
 
 

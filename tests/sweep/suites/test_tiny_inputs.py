@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checked_backend.sweep.suites.base import Unsupported
-from checked_backend.sweep.suites.tiny_inputs import tiny_inputs
+from checked_backend.sweep.suites.huggingface import tiny_inputs
 from tests.support.stub_config import Stub
 
 
