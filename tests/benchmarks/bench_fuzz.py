@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from bench_first import cpu_seconds
 from rich.console import Console
 from rich.table import Table
 from torch.utils._pytree import tree_leaves
@@ -80,7 +81,7 @@ def check(programs: list[FuzzProgram], side: str, compiler: str, folder: Path, s
     for part in [[program] for program in programs] if side == "apart" else [programs]:
         question = json.dumps({"programs": [encode_program(one) for one in part], "side": side, "compiler": compiler})
         own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / side), "CHECKED_BACKEND_REPORT_DIR": str(folder / side)}
-        began, before = time.perf_counter(), processor_seconds()
+        began, before = time.perf_counter(), cpu_seconds()
         done = subprocess.run(
             [sys.executable, __file__, "--answer"],
             input=question,
@@ -91,17 +92,11 @@ def check(programs: list[FuzzProgram], side: str, compiler: str, folder: Path, s
             env={**os.environ, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
         spent.whole += time.perf_counter() - began
-        spent.whole_processor += processor_seconds() - before
+        spent.whole_processor += cpu_seconds() - before
         answer = json.loads(done.stdout.splitlines()[-1])
         spent.seconds += answer["seconds"]
         spent.processor += answer["processor"]
         spent.statuses += Counter(answer["statuses"])
-
-
-def processor_seconds() -> float:
-    """What this process and those that it has waited for have used."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
 
 
 def run_unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
@@ -129,14 +124,14 @@ def answer(question: str) -> None:
     programs = [decode_program(text) for text in asked["programs"]]
     torch.compile(torch.neg, backend=asked["compiler"])(torch.ones(3))  # what the first compile of a process loads
     parts = [[program] for program in programs] if asked["side"] in ("alone", "apart") else [programs]
-    began, before = time.perf_counter(), processor_seconds()
+    began, before = time.perf_counter(), cpu_seconds()
     if asked["side"] == "unchecked":
         statuses = Counter(run_unchecked(programs, asked["compiler"]))
     else:
         statuses = Counter(
             result.status.value for part in parts for _, result in examine(dict(enumerate(part)), asked["compiler"])
         )
-    spent = {"seconds": time.perf_counter() - began, "processor": processor_seconds() - before}
+    spent = {"seconds": time.perf_counter() - began, "processor": cpu_seconds() - before}
     print(json.dumps({**spent, "statuses": statuses}))
 
 
@@ -175,23 +170,12 @@ def main() -> None:
     console.print(f"{len({op for programs in groups for program in programs for op in program.ops})} operations")
     together, alone, apart, unchecked = (spent[side] for side in SIDES)
     for words, clock, processor in (
-        (
-            f"together against apart (goal {GOAL})",
-            apart.whole / together.whole,
-            apart.whole_processor / together.whole_processor,
-        ),
-        (
-            f"together against alone (goal {GOAL})",
-            alone.seconds / together.seconds,
-            alone.processor / together.processor,
-        ),
-        (
-            "unchecked against alone (no check that shares a compile is faster)",
-            alone.seconds / unchecked.seconds,
-            alone.processor / unchecked.processor,
-        ),
+        ("together against apart", apart.whole / together.whole, apart.whole_processor / together.whole_processor),
+        ("together against alone", alone.seconds / together.seconds, alone.processor / together.processor),
+        ("unchecked against alone", alone.seconds / unchecked.seconds, alone.processor / unchecked.processor),
     ):
         console.print(f"{words}: {clock:.2f} times as many in the same time, {processor:.2f} by the processor's time")
+    console.print(f"goal of the first two: {GOAL}; no check that shares a compile is faster than the third")
 
 
 if __name__ == "__main__":
