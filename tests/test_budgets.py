@@ -91,23 +91,22 @@ def test_a_room_under_its_budget_passes(root: Path, capsys: pytest.CaptureFixtur
     assert ["first", "3", "5", "-2", "3", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_file_in_no_room_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(root / "checked_backend/first_class.py", "")  # no room's, though its name begins like one's
+@pytest.mark.parametrize(
+    ("paths", "file", "said"),
+    [
+        # no room's, though its name begins like one's
+        ('"alone.py"', "first_class.py", "checked_backend/first_class.py is in no room. Name it"),
+        ('"gone.py", "alone.py"', "first/more.py", "checked_backend/gone.py of the room"),
+        ('"alone.py", "first/inner"', "first/more.py", "first/inner/loop.c is in the rooms first and second."),
+    ],
+)
+def test_a_file_that_is_not_in_one_room_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str], paths: str, file: str, said: str
+) -> None:
+    write(root / "checked_backend" / file, "")
+    write(root / "tests/budgets.toml", TABLE.replace('"alone.py"', paths))
     assert main([], root) == 1
-    assert "checked_backend/first_class.py is in no room. Name it" in capsys.readouterr().err
-
-
-def test_a_path_that_is_gone_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = root / "tests" / "budgets.toml"
-    table.write_text(table.read_text().replace('paths = ["', 'paths = ["gone.py", "', 1))
-    assert budgets.main([], root) == 1
-    assert "checked_backend/gone.py of the room" in capsys.readouterr().err
-
-
-def test_a_file_in_two_rooms_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(root / "tests/budgets.toml", TABLE.replace('["alone.py"]', '["alone.py", "first/inner"]'))
-    assert main([], root) == 1
-    assert "checked_backend/first/inner/loop.c is in the rooms first and second." in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_numbers_of_today_are_written_and_all_else_stays(root: Path) -> None:

@@ -38,9 +38,9 @@ MODELS = {
     "Mixtral": more_models.HUGGING_FACE["mixtral"],
     "Mamba": more_models.HUGGING_FACE["mamba"],
     "T5": more_models.HUGGING_FACE["t5"],
-    "U-Net": more_models.unet,
-    "embedding bag": more_models.embedding_bag,
-    "GRU policy": more_models.policy,
+    "U-Net": more_models.WRITTEN_HERE["unet"],
+    "embedding bag": more_models.WRITTEN_HERE["embedding_bag"],
+    "GRU policy": more_models.WRITTEN_HERE["policy"],
 }
 WAYS = ("float32", "amp", "float16")
 
@@ -63,15 +63,8 @@ def step(case: Case, way: str, device: str, *, dynamic: bool) -> tuple[list[Chec
         errors.append((error.excess, operator_name(node) if node.op == "call_function" else node.name))
         note(checks, node, error, *args, **kwargs)
 
-    dtype = torch.float16 if way == "float16" else None
-    model = case.model.to(device, dtype)
-    inputs = {
-        name: value.to(device, dtype if value.is_floating_point() else None)
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in case.inputs.items()
-    }
-    compiled = torch.compile(model, backend="numcheck", dynamic=dynamic or None, options={"localize": False})
+    case = case.to(device, torch.float16 if way == "float16" else None)
+    compiled = torch.compile(case.model, backend="numcheck", dynamic=dynamic or None, options={"localize": False})
     with (
         mock.patch.object(build, "computes_in_low_precision", return_value=True),
         mock.patch.object(KernelCheck, "run", noting_run),
@@ -79,7 +72,7 @@ def step(case: Case, way: str, device: str, *, dynamic: bool) -> tuple[list[Chec
         cb.collect(closing=False),
         torch.autocast(device, torch.bfloat16, enabled=way == "amp"),
     ):
-        loss = case.loss(compiled(**inputs))
+        loss = case.loss(compiled(**case.inputs))
     loss.backward()
     return checked, errors
 

@@ -15,16 +15,17 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from checked_backend import check
 from checked_backend.regions.operator_check.check import OperatorCheck, OperatorDecisions
+from tests.support.faults import through_aot_pair
 
 from .families import FAMILIES
 from .run import DTYPES
@@ -137,18 +138,9 @@ def _compiler(fault: Fault | None, gradient: float, planted: list[bool]) -> Call
                 planted[0] = True
                 return value * gradient
 
-        runner = Runner(graph, garbage_collect_values=False)
+        return Runner(graph, garbage_collect_values=False).run
 
-        def run(args: list[Any]) -> Any:
-            return runner.run(*args)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-    def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(graph, inputs, backward=True)
-
-    return aot_autograd(fw_compiler=compile_graph, bw_compiler=backward, inference_compiler=compile_graph)
+    return through_aot_pair(compile_graph, partial(compile_graph, backward=True))
 
 
 def _cases(dtypes: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.region_tools import calls, checked, found, gathered
 
 
@@ -26,18 +27,8 @@ def test_what_cuda_graphs_return_is_compared_before_it_is_overwritten(gpu: str) 
 
 
 def test_a_result_that_the_next_call_overwrites_is_found(gpu: str) -> None:
-    def overwriting(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        kept: list[torch.Tensor] = []
-
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            kept.extend(torch.empty_like(result) for result in results if not kept)
-            return [memory.copy_(result) for memory, result in zip(kept, results, strict=True)]
-
-        return run
-
     def program() -> None:
-        compiled = checked(lambda x: x.sin(), overwriting)
+        compiled = checked(lambda x: x.sin(), faults.same_memory_for_all_calls)
         held = [compiled(torch.full((64,), float(number), device=gpu)) for number in range(2)]
         assert len(held) == 2
 

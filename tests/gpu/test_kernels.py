@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 import checked_backend as cb
+from tests.support import faults
 
 
 def test_a_kernel_of_the_users_own_is_checked(gpu: str) -> None:
     kernels = pytest.importorskip("tests.gpu.triton_kernels", reason="needs Triton")
     x = torch.randn(1000, device=gpu)
     assert cb.check(lambda x: kernels.doubled(x).sin(), (x,)).verdict is cb.Verdict.PASS
-
-    def wrong(gm: torch.fx.GraphModule, _example_inputs: Any) -> Any:
-        return lambda *args: [result + 0.01 for result in gm.forward(*args)]
-
+    wrong = faults.every_output(lambda result: result + 0.01)
     assert cb.check(lambda x: kernels.doubled(x).sin(), (x,), compiler=wrong).verdict is cb.Verdict.FAIL
 
 

@@ -9,26 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config
-from torch.utils import _pytree as pytree
 
 import checked_backend as cb
-from tests.support import half_models
 from tests.support.models import Case, resnet
+from tests.support.more_models import HALF, HUGGING_FACE
 from tests.support.region_tools import backwards, checked, gathered
 
-MODELS = {**half_models.MODELS, "resnet": resnet}
+MODELS = {**HUGGING_FACE, **HALF, "resnet": resnet}
 STEPS = 2
-
-
-def moved(case: Case, device: str, dtype: torch.dtype | None) -> Case:
-    """A case on a device, in a precision."""
-
-    def there(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.to(device, dtype if value.is_floating_point() else None)
-
-    return Case(case.model.to(device, dtype), pytree.tree_map(there, dict(case.inputs)), case.loss)
 
 
 def around(device: str, precision: str) -> AbstractContextManager[Any]:
@@ -39,7 +27,7 @@ def around(device: str, precision: str) -> AbstractContextManager[Any]:
 
 def train(make: Callable[[], Case], device: str, precision: str, compiled: Callable[[Any], Any]) -> None:
     torch.manual_seed(0)
-    case = moved(make(), device, torch.bfloat16 if precision == "bfloat16" else None)
+    case = make().to(device, torch.bfloat16 if precision == "bfloat16" else None)
     case.model.train()
     model = compiled(case.model)
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)

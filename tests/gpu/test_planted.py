@@ -9,24 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor import config
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
-from checked_backend._torch.dynamo import lookup_backend
+from tests.calibration.compilers import candidate
 from tests.gpu.test_models import train
-from tests.support import faults, half_models, models
+from tests.support import faults, models, more_models
 from tests.support.models import Case
 from tests.support.planted import Fault, planted, scaled
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
-
-
-def inductor(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Inductor, as numcheck runs it."""
-    made: Any = lookup_backend("inductor")
-    with config.patch({"fallback_random": True}):
-        compiled: Callable[..., Any] = made(gm, list(example_inputs))
-    return compiled
 
 
 def model(x: torch.Tensor) -> torch.Tensor:
@@ -62,9 +53,9 @@ def test_the_right_lowering_is_not_accused(data: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("make", "operator", "precision"),
     [
-        (half_models.MODELS["bert"], "erf", "float32"),
-        (half_models.MODELS["gpt2"], "tanh", "autocast"),
-        (half_models.MODELS["unet"], "rsqrt", "float32"),
+        (models.bert_classifier, "erf", "float32"),
+        (more_models.HALF["gpt2"], "tanh", "autocast"),
+        (more_models.WRITTEN_HERE["unet"], "rsqrt", "float32"),
         (models.resnet, "rsqrt", "autocast"),
     ],
 )
@@ -84,7 +75,7 @@ def test_a_wrong_constant_is_found(data: torch.Tensor) -> None:
         for node in gm.graph.nodes:
             node.args = tuple(0.51 if argument == 0.5 else argument for argument in node.args)
         gm.recompile()
-        return inductor(gm, example_inputs)
+        return candidate("inductor")(gm, example_inputs)
 
     report = cb.check(model, (data,), compiler=compiler)
     assert [finding.kind for finding in report.findings] == [cb.Kind.LOGIC], str(report)

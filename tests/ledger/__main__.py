@@ -125,17 +125,7 @@ def _row(line: str) -> dict[str, Any]:
 
 def _tree(cases: Path | None = None) -> str:
     """Names the state of the sources, of the cases and of torch: answers of another state are not gone on with."""
-    listed = [
-        "git",
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "checked_backend",
-        "tests",
-        "examples",
-    ]
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *_SOURCES]
     known = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     paths = [ROOT / name for name in known if name and name != ANSWERS.relative_to(ROOT).as_posix()]
     digest = hashlib.sha256(torch.__version__.encode())

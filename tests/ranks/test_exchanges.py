@@ -47,7 +47,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         ("half_precision", {"fault": "aten.gelu.default"}),
         ("half_precision", {"fault": "aten.tanh.default"}),
         ("half_precision", {"fault": "aten.gelu_backward.default"}),
-        *(("rank_faults:sending_the_same", given) for given in SENDING_THE_SAME),
+        *(("sending_the_same", given) for given in SENDING_THE_SAME),
         limit=2 * LIMIT,
     )
 
@@ -199,7 +199,7 @@ def test_raise_ends_all_ranks_also_where_the_other_waits_for_the_next_call(tmp_p
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_a_rank_that_waits_outside_of_every_region_says_why_it_has_failed(tmp_path: Path) -> None:
-    guilty, other = run_ranks("tests.support.rank_faults:data_parallel", tmp_path, on=0)
+    guilty, other = run_ranks("tests.support.rank_programs:data_parallel", tmp_path, on=0)
     assert "DivergenceError: FAIL" in guilty.output
     assert other.code == 1
     for words in ("RuntimeError", "which may be why this one failed", "logic, output[0]"):
@@ -217,7 +217,7 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_a_compiled_backward_pass_that_raises_between_exchanges_ends_its_rank(tmp_path: Path) -> None:
-    for rank in run_ranks("tests.support.rank_faults:crashing", tmp_path, at="tanh_backward", on=1):
+    for rank in run_ranks("tests.support.rank_programs:crashing", tmp_path, at="tanh_backward", on=1):
         assert rank.code == 1
     assert "PlantedError: a kernel is missing" in rank.output
     [report] = (tmp_path / "checked_backend_reports").glob("*.json")

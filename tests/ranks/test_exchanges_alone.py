@@ -18,7 +18,7 @@ from checked_backend._torch import collectives
 from checked_backend.ranks import tape
 from checked_backend.regions import observers
 from tests.support import faults
-from tests.support.rank_faults import reordered
+from tests.support.rank_programs import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
 
 pytestmark = pytest.mark.usefixtures("one_rank")

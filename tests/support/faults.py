@@ -227,35 +227,35 @@ def wrong_operator(name: str, spoil: Spoil = changed, how: How = "python") -> Co
     return interpreted(lambda node, value: spoil(value) if str(node.target) == name else value, how)
 
 
+def _wrong_where(condition: Callable[[fx.Node], bool], name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator of AOT autograd's graphs gives a spoiled result where a condition holds."""
+    return interpreted(
+        lambda node, value: spoil(value) if str(node.target) == name and condition(node) else value, "aot"
+    )
+
+
 def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
     """An operator gives a spoiled result, unless the graph returns it: as a wrong fusion does."""
-
-    def result(node: fx.Node, value: Any) -> Any:
-        seen = any(user.op == "output" for user in node.users)
-        return spoil(value) if str(node.target) == name and not seen else value
-
-    return interpreted(result, "aot")
+    return _wrong_where(lambda node: all(user.op != "output" for user in node.users), name, spoil)
 
 
 def wrong_if_fused(name: str, spoil: Spoil = changed) -> Compiler:
     """An operator gives a spoiled result where its input was computed in the graph, and is not stored."""
 
-    def result(node: fx.Node, value: Any) -> Any:
+    def fused(node: fx.Node) -> bool:
         computed = [source for source in node.all_input_nodes if source.op == "call_function"]
-        fused = any(all(user.op != "output" for user in source.users) for source in computed)
-        return spoil(value) if str(node.target) == name and fused else value
+        return any(all(user.op != "output" for user in source.users) for source in computed)
 
-    return interpreted(result, "aot")
+    return _wrong_where(fused, name, spoil)
 
 
 def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
     """An operator gives a spoiled result in a graph that was compiled for any size."""
 
-    def result(node: fx.Node, value: Any) -> Any:
-        symbolic = any(isinstance(one.meta.get("val"), torch.SymInt) for one in node.graph.nodes)
-        return spoil(value) if str(node.target) == name and symbolic else value
+    def symbolic(node: fx.Node) -> bool:
+        return any(isinstance(one.meta.get("val"), torch.SymInt) for one in node.graph.nodes)
 
-    return interpreted(result, "aot")
+    return _wrong_where(symbolic, name, spoil)
 
 
 def wrong_for_readers(name: str, spoil: Spoil = changed, how: How = "aot") -> Compiler:
@@ -411,9 +411,6 @@ def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Call
 # compilers that crash, draw other random numbers, or leave the process another than they found it
 
 
-# crashes
-
-
 def crash_when_compiling(how: How = "python") -> Compiler:
     crash = raising(PlantedError("the compiler crashed"))
     return compiled_by_aot(forward=crash) if how == "aot" else crash
@@ -440,9 +437,6 @@ def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil
         return faulty(gm, example_inputs)
 
     return through_aot(compiler)
-
-
-# random numbers
 
 
 def _after(work: Callable[[], object], how: How) -> Compiler:
@@ -479,9 +473,6 @@ def other_random_numbers(how: How = "python") -> Compiler:
     return lambda gm, _example_inputs: around(gm.forward)
 
 
-# how it is done
-
-
 def leaves_setting(
     change: Callable[[], object], when: Literal["compiling", "running", "raising", "backward"] = "running"
 ) -> Compiler:
@@ -505,9 +496,6 @@ def leaves_setting(
     return compiler
 
 
-# one for each class
-
-
 def clean(how: How = "python") -> Compiler:
     """A compiler without a fault, built as the wrong ones are."""
     if how == "aot":
@@ -529,9 +517,6 @@ def on_data(condition: Callable[[Sequence[Any]], bool], faulty: Compiler) -> Com
         return lambda *args: wrong(*args) if condition(args) else gm.forward(*args)
 
     return compiler
-
-
-# gradients that enter
 
 
 def spoiled_tangents(spoil: Spoil) -> Compiler:
@@ -652,13 +637,15 @@ def dropped_mutation(name: str, how: How = "python") -> Compiler:
     if how == "aot":
         return _spoiled_mutation(name, lambda _new, old: old)
 
+    return _given(name, torch.clone)
+
+
+def _given(name: str, spoil: Spoil) -> Compiler:
+    """A compiler that gives a region what ``spoil`` makes of one input."""
+
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         place = input_position(gm, name)
-
-        def run(*args: Any) -> Any:
-            return gm.forward(*args[:place], args[place].clone(), *args[place + 1 :])
-
-        return run
+        return lambda *args: gm.forward(*args[:place], spoil(args[place]), *args[place + 1 :])
 
     return compiler
 
@@ -694,16 +681,7 @@ def spoiled_gradient(name: str, spoil: Spoil, how: How = "python") -> Compiler:
     """Replace the gradient that the region sends to one input with what ``spoil`` makes of it."""
     if how == "aot":
         return compiled_by_aot(backward=lambda gm: replaced(input_position(gm, name), spoil))
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        place = input_position(gm, name)
-
-        def run(*args: Any) -> Any:
-            return gm.forward(*args[:place], SpoilGradient.apply(args[place], spoil), *args[place + 1 :])
-
-        return run
-
-    return compiler
+    return _given(name, lambda value: SpoilGradient.apply(value, spoil))
 
 
 class _Overwriting(torch.autograd.Function):

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 Attention = Literal["sdpa", "eager"]
 VOCABULARY = 64
@@ -25,6 +26,16 @@ class Case:
     model: nn.Module
     inputs: Mapping[str, Any]
     loss: Callable[[Any], torch.Tensor]
+
+    def to(self, device: str, dtype: torch.dtype | None) -> Case:
+        """The same on a device, in a precision."""
+
+        def there(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        return Case(self.model.to(device, dtype), pytree.tree_map(there, dict(self.inputs)), self.loss)
 
 
 def of_transformers(name: str, **settings: Any) -> nn.Module:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.models import VOCABULARY, Case, of_transformers, padding
+from tests.support.models import (
+    VOCABULARY,
+    Case,
+    bert_classifier,
+    of_transformers,
+    padding,
+    vit_classifier,
+)
 
 Make = Callable[[], Case]
 
@@ -26,11 +34,21 @@ def _case(model: nn.Module, **inputs: Any) -> Case:
     return Case(model, inputs, lambda returned: returned.loss)
 
 
-def _language(name: str, length: int = 12, *, padded: bool = False, **settings: Any) -> Make:
+def _loss(model: Callable[[], nn.Module], **shapes: Sequence[int]) -> Make:
+    """A model that returns its loss, with random inputs."""
+
+    def make() -> Case:
+        built = model()
+        return Case(built, {name: torch.randn(shape) for name, shape in shapes.items()}, lambda returned: returned)
+
+    return make
+
+
+def _language(name: str, length: int = 12, *, padded: bool = False, use_cache: bool = False, **settings: Any) -> Make:
     def make() -> Case:
         words = _words(2, length)
         mask = {"attention_mask": padding(2, length)} if padded else {}
-        return _case(of_transformers(name, **settings, use_cache=False), input_ids=words, **mask, labels=words)
+        return _case(of_transformers(name, **settings, use_cache=use_cache), input_ids=words, **mask, labels=words)
 
     return make
 
@@ -192,33 +210,29 @@ def _masked_attention(*, weights: bool) -> Case:
     )
 
 
-def attention_with_weights() -> Case:
-    return _masked_attention(weights=True)
-
-
-def attention_without_weights() -> Case:
-    return _masked_attention(weights=False)
-
-
 class _UNet(nn.Module):
+    """Two scales of a diffusion model, told the time."""
+
     def __init__(self) -> None:
         super().__init__()
 
         def block(inside: int, outside: int) -> nn.Module:
             return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(4, outside), nn.SiLU())
 
-        self.down1, self.down2, self.up1, self.up2 = block(3, 8), block(8, 16), block(24, 8), block(8, 3 * 4)
+        self.time = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.down, self.middle, self.up = block(3, 16), block(16, 16), block(32, 3 * 4)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
         self.transposed = nn.ConvTranspose2d(16, 16, 2, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fine = self.down1(x)
-        coarse = self.down2(F.avg_pool2d(fine, 2))
-        wide = self.transposed(coarse) + F.interpolate(coarse, scale_factor=2, mode="bilinear")
-        return F.mse_loss(F.pixel_shuffle(self.up2(self.up1(torch.cat([wide, fine], 1))), 2), torch.ones(2, 3, 32, 32))
-
-
-def unet() -> Case:
-    return Case(_UNet(), {"x": torch.randn(2, 3, 16, 16)}, lambda returned: returned)
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        fine = self.down(x) + self.time(time)[:, :, None, None]
+        coarse = self.middle(F.avg_pool2d(fine, 2))
+        words = coarse.flatten(2).transpose(1, 2)
+        mixed = words + self.attention(words, words, words, need_weights=False)[0]
+        coarse = mixed.transpose(1, 2).reshape(coarse.shape)
+        wide = self.transposed(coarse) + F.interpolate(coarse, scale_factor=2.0, mode="bilinear")
+        large = F.pixel_shuffle(self.up(torch.cat([wide, fine], 1)), 2)
+        return (large - F.interpolate(x, scale_factor=2.0, mode="nearest")).float().square().mean()
 
 
 class _Bag(nn.Module):
@@ -239,6 +253,8 @@ def embedding_bag() -> Case:
 
 
 class _Fourier(nn.Module):
+    """A complex parameter, with its complex gradient."""
+
     def __init__(self) -> None:
         super().__init__()
         self.filter = nn.Parameter(torch.randn(9, 8, dtype=torch.complex64) * 0.1)
@@ -250,12 +266,9 @@ class _Fourier(nn.Module):
         return (F.gelu(self.mix(filtered)) + x).square().mean() + spectrum.abs().mean()
 
 
-def fourier() -> Case:
-    """A complex parameter, with its complex gradient."""
-    return Case(_Fourier(), {"x": torch.randn(2, 16, 8)}, lambda returned: returned)
-
-
 class _Autoencoder(nn.Module):
+    """Normal random numbers inside."""
+
     def __init__(self) -> None:
         super().__init__()
         self.encode, self.decode = nn.Linear(12, 16), nn.Linear(8, 12)
@@ -267,12 +280,9 @@ class _Autoencoder(nn.Module):
         return F.binary_cross_entropy_with_logits(self.decode(sample), x.sigmoid()) + divergence
 
 
-def autoencoder() -> Case:
-    """Normal random numbers inside."""
-    return Case(_Autoencoder(), {"x": torch.randn(6, 12)}, lambda returned: returned)
-
-
 class _Mixture(nn.Module):
+    """Buffers changed in place by the user, by spectral norm and by instance norm; topk, scatter, where, cumsum."""
+
     def __init__(self) -> None:
         super().__init__()
         self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
@@ -290,11 +300,6 @@ class _Mixture(nn.Module):
         hidden = hidden.scatter(-1, places, values * 2)
         hidden = torch.where(hidden > 0, hidden, hidden.exp() - 1)
         return (self.weight(hidden.cumsum(1)).logsumexp(-1) - self.average.sum()).square().mean()
-
-
-def mixture() -> Case:
-    """Buffers changed in place by the user, by spectral norm and by instance norm; topk, scatter, where, cumsum."""
-    return Case(_Mixture(), {"x": torch.randn(3, 4, 8)}, lambda returned: returned)
 
 
 class _Graph(nn.Module):
@@ -316,6 +321,8 @@ def graph_network() -> Case:
 
 
 class _Policy(nn.Module):
+    """A branch on data, which breaks the graph, and a sample from a distribution."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
@@ -327,12 +334,9 @@ class _Policy(nn.Module):
         return -(choice.log_prob(choice.sample()) * torch.arange(5.0)).mean() - 0.01 * choice.entropy().mean()
 
 
-def policy() -> Case:
-    """A branch on data, which breaks the graph, and a sample from a distribution."""
-    return Case(_Policy(), {"x": torch.randn(5, 4)}, lambda returned: returned)
-
-
 class _Checkpointed(nn.Module):
+    """Dropout that backward computes again, and must get the same masks for; one checkpoint inside of another."""
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.2))
@@ -347,23 +351,117 @@ class _Checkpointed(nn.Module):
         return self.head(hidden + x).square().mean()
 
 
-def checkpointed_dropout() -> Case:
-    """Dropout that backward computes again, and must get the same masks for; one checkpoint inside of another."""
-    return Case(_Checkpointed(), {"x": torch.randn(4, 8)}, lambda returned: returned)
+class _Gated(nn.Module):
+    """SwiGLU feed-forward blocks with root-mean-square norms, and Mish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(32) for _ in range(3))
+        self.gates = nn.ModuleList(nn.Linear(32, 64, bias=False) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(32, 64, bias=False) for _ in range(3))
+        self.downs = nn.ModuleList(nn.Linear(64, 32, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, gate, up, down in zip(self.norms, self.gates, self.ups, self.downs, strict=True):
+            inner = norm(x)
+            x = x + down(F.silu(gate(inner)) * up(inner))
+        return F.mish(x).float().square().mean()
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = x + F.silu(norm(convolution(x)))
+        return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).float(), torch.arange(4))
+
+
+class _Points(nn.Module):
+    """Points to one vector by a greatest value, with batch norms over few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, 32, 1), nn.Conv1d(32, 64, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(32), nn.BatchNorm1d(64), nn.BatchNorm1d(32)])
+        self.dense, self.head = nn.Linear(64, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norms[0](self.first(x)))
+        x = self.norms[1](self.second(x)).amax(-1)
+        return F.cross_entropy(self.head(F.relu(self.norms[2](self.dense(x)))).float(), torch.arange(4))
+
+
+def _encoder_decoder(name: str, **settings: Any) -> Make:
+    """Without ``labels``, with which some of these models return no cache."""
+
+    def make() -> Case:
+        model = of_transformers(name, vocab_size=VOCABULARY, d_model=32, decoder_start_token_id=0, **settings)
+        inputs = {"input_ids": _words(), "decoder_input_ids": _words(2, 8), "use_cache": True}
+        return Case(model, inputs, lambda returned: returned.logits.float().logsumexp(-1).mean())
+
+    return make
 
 
 WRITTEN_HERE: dict[str, Make] = {
-    make.__name__: make
-    for make in (
-        attention_with_weights,
-        attention_without_weights,
-        unet,
-        embedding_bag,
-        fourier,
-        autoencoder,
-        mixture,
-        graph_network,
-        policy,
-        checkpointed_dropout,
-    )
+    "attention_with_weights": partial(_masked_attention, weights=True),
+    "attention_without_weights": partial(_masked_attention, weights=False),
+    "unet": _loss(_UNet, x=(2, 3, 8, 8), time=(2, 16)),
+    "embedding_bag": embedding_bag,
+    "fourier": _loss(_Fourier, x=(2, 16, 8)),
+    "autoencoder": _loss(_Autoencoder, x=(6, 12)),
+    "mixture": _loss(_Mixture, x=(3, 4, 8)),
+    "graph_network": graph_network,
+    "policy": _loss(_Policy, x=(5, 4)),
+    "checkpointed_dropout": _loss(_Checkpointed, x=(4, 8)),
 }
+
+HALF_WRITTEN_HERE: dict[str, Make] = {
+    "gated": _loss(_Gated, x=(4, 8, 32)),
+    "residual": _loss(_Residual, x=(4, 3, 8, 8)),
+    "unet": WRITTEN_HERE["unet"],
+    "points": _loss(_Points, x=(4, 3, 16)),
+}
+TWO_LAYERS = {**DECODER, "num_hidden_layers": 2, "use_cache": True}
+HALF: dict[str, Make] = {
+    "llama": _language("LlamaForCausalLM", **TWO_LAYERS),
+    "gemma3": _language("Gemma3ForCausalLM", **TWO_LAYERS, head_dim=8, sliding_window=4),
+    "bloom": _language("BloomForCausalLM", use_cache=True, vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    "gpt2": _language(
+        "GPT2LMHeadModel", use_cache=True, vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4
+    ),
+    "mixtral": _language("MixtralForCausalLM", **TWO_LAYERS, num_local_experts=4, num_experts_per_tok=2),
+    "mamba2": _language(
+        "Mamba2ForCausalLM",
+        use_cache=True,
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        state_size=8,
+        num_hidden_layers=1,
+        num_heads=4,
+        head_dim=8,
+        n_groups=1,
+        chunk_size=4,
+    ),
+    "t5": _encoder_decoder("T5ForConditionalGeneration", d_kv=8, d_ff=64, num_layers=1, num_heads=4),
+    "bart": _encoder_decoder(
+        "BartForConditionalGeneration",
+        encoder_layers=1,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_layers=1,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+    ),
+    "bert": bert_classifier,
+    "vit": vit_classifier,
+    **HALF_WRITTEN_HERE,
+}
+"""More that people train in 16 bits: state spaces, SiLU nets, decoders that return their cache."""

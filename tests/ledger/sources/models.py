@@ -13,7 +13,7 @@ import torch
 
 from tests.calibration.compilers import candidate
 from tests.ledger.answer import Answers, Case, of_report, one
-from tests.support import half_models, models, more_models
+from tests.support import models, more_models
 from tests.support.faults import interpreted
 from tests.support.region_tools import checked, gathered
 
@@ -21,7 +21,7 @@ Make = Callable[[], models.Case]
 
 SMALL: Mapping[str, Make] = {
     **more_models.WRITTEN_HERE,
-    **half_models.WRITTEN_HERE,
+    **more_models.HALF_WRITTEN_HERE,
     "resnet": models.resnet,
     "dropout_mlp": models.dropout_mlp,
 }
@@ -34,7 +34,7 @@ QUICK = ("embedding_bag", "policy", "dropout_mlp")
 MODELS: Mapping[str, Make] = MappingProxyType(
     {
         name: make
-        for name, make in {**more_models.HUGGING_FACE, **half_models.MODELS, **SMALL}.items()
+        for name, make in {**more_models.HUGGING_FACE, **more_models.HALF, **SMALL}.items()
         if name not in LIKE_OTHERS
     }
 )

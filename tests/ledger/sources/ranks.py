@@ -13,9 +13,9 @@ from tests.ledger.answer import Answer, Answers, Case, line_of
 from tests.support.ranks import run_ranks, values_of
 
 Programs = Mapping[str, tuple[str, dict[str, Any]]]
-"""By name: a function of ``tests.support.rank_programs``, or of another module of ``tests.support``; its arguments."""
+"""By name: a function of ``tests.support.rank_programs``, and its arguments."""
 
-_SAME = "rank_faults:sending_the_same"
+_SAME = "sending_the_same"
 _LOCALIZED = {"localize": True, "steps": 1}
 
 PROGRAMS: Mapping[str, Programs] = MappingProxyType(
@@ -67,7 +67,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"ranks/{name}", partial(_told, programs), seconds=600)
     before = {"fault": "before", "on_divergence": "raise"}
     yield Case("ranks/raises", partial(_ended, "tests.support.rank_programs:sharded", **before))
-    yield Case("ranks/crashing", partial(_ended, "tests.support.rank_faults:crashing", at="tanh_backward", on=1))
+    yield Case("ranks/crashing", partial(_ended, "tests.support.rank_programs:crashing", at="tanh_backward", on=1))
     yield Case("ranks/killed", partial(_ended, "tests.support.rank_programs:killed"))
 
 
